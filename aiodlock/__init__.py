@@ -1,0 +1,38 @@
+"""Distributed locks for asyncio, on Redis and Valkey.
+
+To read the code, follow a name: `_client` makes a `_lock`, which waits (`_waiting`) for the store
+(`_store`) to grant a `_lease`, which a `_watchdog` extends until it is released.
+"""
+
+import logging
+
+from ._client import LockClient
+from ._errors import (
+    LeaseLostError,
+    LockError,
+    LockTimeout,
+    LostReason,
+    NameTakenError,
+    NotAllowedError,
+    ServerUnreachable,
+)
+from ._lease import Lease
+from ._lock import Lock, LockInfo
+from ._waiting import Backoff
+
+__all__ = [
+    "Backoff",
+    "Lease",
+    "LeaseLostError",
+    "Lock",
+    "LockClient",
+    "LockError",
+    "LockInfo",
+    "LockTimeout",
+    "LostReason",
+    "NameTakenError",
+    "NotAllowedError",
+    "ServerUnreachable",
+]
+
+logging.getLogger("aiodlock").addHandler(logging.NullHandler())

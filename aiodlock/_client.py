@@ -1,0 +1,353 @@
+"""What every lock is made from."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import os
+import socket
+import types
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
+
+from . import _clock, _names
+from ._cleanup import outlast
+from ._lease import Terms
+from ._lock import UNSET, Lock, Unset, checked_on_lost, checked_wait
+from ._session import Session
+from ._template import Template
+from ._waiting import Backoff
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_log = logging.getLogger("aiodlock")
+
+# What closing may take beside its requests: bodies that are told to leave.
+_CLOSE_S: Final = 6.0
+
+
+class LockClient:
+    """Makes locks on one Redis or Valkey, over two connections however many there are.
+
+    Constructing needs no running event loop: the client binds to the loop of its first await.
+    `async with client` closes it at the end; it may then be entered again, in another loop too.
+
+    Args:
+        redis: A `redis.asyncio.Redis` of yours, which stays yours to close.
+        prefix: What every key and channel begins with; at most 128 bytes, without `{` and `}`.
+        ttl: Seconds that a lease lasts unless it is extended; at least 0.01.
+        wait_timeout: Seconds that acquiring may take; None: for ever; 0: one request.
+        request_timeout: Seconds that one request may take; more than 0.
+        label: Shown to people as the first part of a holder; 1 to 64 of `[A-Za-z0-9._-]`.
+            Default: host name and process id.
+
+    Raises:
+        TypeError, ValueError: An argument is not what is allowed.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        prefix: str = "aiodlock:",
+        ttl: float = 30.0,
+        wait_timeout: float | None = None,
+        request_timeout: float = 2.0,
+        label: str | None = None,
+    ) -> None:
+        _check_redis(redis)
+        self._redis: Redis = redis
+        self._renew: Callable[[], Redis] | None = None  # None: the user's, never closed by us.
+        self._prefix = _names.checked_prefix(prefix)
+        self._ttl = _clock.ttl_seconds("ttl", ttl)
+        self._wait_timeout = checked_wait(wait_timeout)
+        self._request_timeout = _clock.seconds("request_timeout", request_timeout, minimum=0.001)
+        self._label = None if label is None else _names.checked_label(label)
+        self._session: Session | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._is_closed = False
+        _clients.add(self)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        prefix: str = "aiodlock:",
+        ttl: float = 30.0,
+        wait_timeout: float | None = None,
+        request_timeout: float = 2.0,
+        label: str | None = None,
+    ) -> Self:
+        """A client with a connection pool of its own, which it closes.
+
+        `redis://`, `rediss://` and `unix://` as redis-py reads them, its options in the query.
+        `memory://` runs on fakeredis in this process, for tests; clients with the same
+        `memory://<word>` share one memory, and `memory://` alone is shared with nobody.
+        """
+        renew = functools.partial(_redis_of_url, url)
+        client = cls(
+            renew(),
+            prefix=prefix,
+            ttl=ttl,
+            wait_timeout=wait_timeout,
+            request_timeout=request_timeout,
+            label=label,
+        )
+        client._renew = renew
+        return client
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        wait_timeout: float | Unset | None = UNSET,
+        auto_extend: bool = True,
+        retry: Backoff | None = None,
+        on_lost: Literal["cancel", "raise"] = "cancel",
+        max_hold: float | None = None,
+    ) -> Lock:
+        """A lock on *name*. No server calls.
+
+        Args:
+            name: Any non-empty str of at most 512 UTF-8 bytes.
+            ttl: Seconds, at least 0.01. Default: the client's.
+            wait_timeout: Seconds that acquiring may take, at least 0; None: for ever. Default:
+                the client's.
+            auto_extend: Whether a watchdog extends the lease until it is released.
+            retry: None: woken by hand-off. A `Backoff`: waits by polling, in the same queue.
+            on_lost: "cancel": the body of `async with` is cancelled when the lease is lost, and
+                `LeaseLostError` raised in place of that; "raise": only raised at its end.
+            max_hold: Seconds, at least ttl, after which the lease is lost however alive its
+                holder is. Default: no limit.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed.
+        """
+        terms = self._terms(ttl, auto_extend, on_lost, max_hold)
+        if retry is not None and not isinstance(retry, Backoff):
+            raise TypeError(f"retry must be a Backoff or None; got {retry!r}")
+        return Lock(
+            self._bound,
+            self._prefix,
+            _names.checked_name(name),
+            terms,
+            wait_timeout=self._wait_timeout
+            if wait_timeout is UNSET
+            else checked_wait(wait_timeout),
+            retry=retry,
+        )
+
+    def locked(
+        self, template: str, **options: Any
+    ) -> Callable[[Callable[_P, Awaitable[_T]]], Callable[_P, Coroutine[Any, Any, _T]]]:
+        """A decorator: each call of the async function runs under the lock that *template* names.
+
+        Args:
+            template: A name with fields like `{customer_id}` or `{order.id}`, which the call's
+                arguments fill in.
+            options: Those of `lock`.
+
+        Raises:
+            TypeError: The function is not async, or an option is not what is allowed.
+            ValueError: A field is not a parameter, or an option is out of range.
+        """
+        self.lock("options are checked here", **options)
+
+        def decorate(
+            function: Callable[_P, Awaitable[_T]],
+        ) -> Callable[_P, Coroutine[Any, Any, _T]]:
+            if not inspect.iscoroutinefunction(function):
+                raise TypeError(f"locked() takes async functions; got {function!r}")
+            names = Template(template, function)
+
+            @functools.wraps(function)
+            async def under_lock(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+                async with self.lock(names.name(args, kwargs), **options):
+                    return await function(*args, **kwargs)
+
+            return under_lock
+
+        return decorate
+
+    async def aclose(self) -> None:
+        """Leave the queues, then release the leases, then end every task and connection.
+
+        Waiters and new acquisitions get `RuntimeError`. A lease with a running body is lost
+        (CLOSED), and released when its body has left, at most 5 s later, else left to its ttl.
+
+        Cancellation: it is finished all the same, and waited for.
+        """
+        session, self._session, self._is_closed = self._session, None, True
+        if self._closing is None:
+            if session is not None and session.loop is not asyncio.get_running_loop():
+                self._session = session
+                self._check_left(session)
+                session = None
+            self._closing = asyncio.get_running_loop().create_task(
+                self._close(session, asyncio.current_task()), name="aiodlock closing"
+            )
+        cancelled = await outlast(self._closing, within=_CLOSE_S + 3 * self._request_timeout)
+        if cancelled is not None:
+            raise cancelled
+
+    async def __aenter__(self) -> Self:
+        if self._closing is not None:
+            raise RuntimeError("this LockClient is being closed")
+        self._is_closed = False
+        self._bound()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "new" if self._session is None else "open"
+        return f"<LockClient {state} prefix={self._prefix!r}>"
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
+        return None if self._session is None else self._session.loop
+
+    def _terms(
+        self, ttl: float | None, auto_extend: bool, on_lost: str, max_hold: float | None
+    ) -> Terms:
+        ttl = self._ttl if ttl is None else _clock.ttl_seconds("ttl", ttl)
+        if not isinstance(auto_extend, bool):
+            raise TypeError(f"auto_extend must be True or False; got {auto_extend!r}")
+        if max_hold is not None:
+            max_hold = _clock.seconds("max_hold (at least ttl)", max_hold, minimum=ttl)
+        return Terms(ttl, auto_extend, checked_on_lost(on_lost), max_hold, self._request_timeout)
+
+    def _bound(self) -> Session:
+        """The session of the running loop; begun by the first await.
+
+        Raises:
+            RuntimeError: Closed, or bound to another loop.
+        """
+        loop = asyncio.get_running_loop()
+        session = self._session
+        if session is not None and session.loop is loop:
+            return session
+        if self._is_closed:
+            raise RuntimeError("this LockClient is closed; `async with client` opens it again")
+        if session is not None:
+            self._check_left(session)
+        self._session = session = self._new_session()
+        return session
+
+    def _check_left(self, session: Session) -> None:
+        """A loop that was closed under us counts as left; any other is still in use."""
+        if not session.loop.is_closed():
+            raise RuntimeError(
+                "this LockClient is bound to another event loop, that of its first await; "
+                "close it there, or use one client for each loop"
+            )
+        _log.warning("an event loop was closed before its LockClient: await aclose() first")
+        session.disown()
+        self._session = None
+        if self._renew is not None:
+            self._redis = self._renew()
+
+    def _new_session(self) -> Session:
+        # redis-py takes half a second to import; who never locks anything need not wait for it.
+        from ._store._redis import RedisStore
+
+        client_id = _names.new_client_id()
+        label = self._label or _names.label_of_host(socket.gethostname(), os.getpid())
+        store = RedisStore(
+            self._redis.connection_pool,
+            prefix=self._prefix,
+            client_id=client_id,
+            request_timeout=self._request_timeout,
+        )
+        return Session(store, f"{label}:{client_id}")
+
+    async def _close(self, session: Session | None, caller: asyncio.Task[Any] | None) -> None:
+        try:
+            if session is not None:
+                await session.close(caller)
+            if self._renew is not None:
+                await self._redis.aclose()
+                self._redis = self._renew()
+        finally:
+            self._closing = None
+
+    def _forget_parent(self) -> None:
+        """In a forked child: nothing inherited is closed or written, for the parent uses it."""
+        if self._session is not None:
+            self._session.disown()
+        _inherited.append((self._session, self._redis))
+        self._session = self._closing = None
+        self._redis = self._renew() if self._renew is not None else _with_new_pool(self._redis)
+
+
+def _redis_of_url(url: str) -> Redis:
+    if url.startswith("memory://"):
+        return _memory(url.removeprefix("memory://"))
+    from redis.asyncio import Redis
+
+    return Redis.from_url(url)
+
+
+def _memory(word: str) -> Redis:
+    try:
+        from fakeredis import FakeAsyncRedis, FakeServer
+    except ImportError:
+        raise RuntimeError("memory:// needs fakeredis: pip install 'aiodlock[testing]'") from None
+    server = _memories.get(word) if word else None
+    if server is None:
+        server = FakeServer()
+        if word:
+            _memories[word] = server
+    return FakeAsyncRedis(server=server)
+
+
+def _check_redis(redis: object) -> None:
+    from redis.asyncio import Redis
+
+    if not isinstance(redis, Redis):
+        raise TypeError(f"LockClient takes a redis.asyncio.Redis; got {redis!r}")
+    if redis.connection_pool.max_connections < 2:
+        raise ValueError(
+            "LockClient needs a pool of at least 2 connections, one for requests and one for "
+            "messages; got max_connections=1"
+        )
+
+
+def _with_new_pool(redis: Redis) -> Redis:
+    pool = redis.connection_pool
+    return type(redis)(
+        connection_pool=type(pool)(
+            connection_class=pool.connection_class,
+            max_connections=pool.max_connections,
+            **pool.connection_kwargs,
+        )
+    )
+
+
+def _forget_parents() -> None:
+    for client in tuple(_clients):
+        client._forget_parent()
+
+
+_clients: weakref.WeakSet[LockClient] = weakref.WeakSet()
+# What a forked child inherited stays alive: its destruction would close the parent's sockets.
+_inherited: list[object] = []
+_memories: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)

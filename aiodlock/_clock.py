@@ -1,0 +1,79 @@
+"""The clock, with the pure arithmetic on deadlines."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import time
+from typing import Final
+
+TTL_MIN_S: Final = 0.01
+# 1e15 ms stays exact in a double (Lua) after the server has added its own clock.
+TTL_MAX_S: Final = 1e12
+ALIVE_MIN_S: Final = 1.0
+ALIVE_MAX_S: Final = 6.0
+
+_DRIFT_SHARE: Final = 0.01
+_DRIFT_S: Final = 0.002
+
+# The clock that goes on while the machine sleeps: a lease does run out during a suspend.
+_CLOCK_ID: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    """Seconds on the clock of every deadline; never the wall clock, which steps."""
+    return time.clock_gettime(_CLOCK_ID)
+
+
+def deadline(sent_at: float, ttl_left_ms: int) -> float:
+    """Until when we may believe in a lease that had *ttl_left_ms* after *sent_at*.
+
+    The drift taken off covers clocks that run at different rates, and Redis' millisecond grain.
+    """
+    ttl_left_s = ttl_left_ms / 1000
+    return sent_at + ttl_left_s - ttl_left_s * _DRIFT_SHARE - _DRIFT_S
+
+
+def ttl_ms(ttl_s: float) -> int:
+    """Whole milliseconds, rounded up: a ttl must never become 0, which deletes the key."""
+    return math.ceil(ttl_s * 1000)
+
+
+def alive(ttl_s: float) -> float:
+    """How long a waiter counts as alive after a poll, in seconds."""
+    return min(ALIVE_MAX_S, max(ttl_s, ALIVE_MIN_S))
+
+
+def poll_interval(alive_s: float) -> float:
+    """The longest pause between two polls of a waiter, in seconds."""
+    return alive_s / 3
+
+
+def extension_delay(valid_s: float, random: float) -> float:
+    """Seconds until a lease that is valid for *valid_s* is to be extended.
+
+    A third of it; *random* in [0, 1) only shortens, so that many leases do not move in step.
+    """
+    return valid_s / 3 * (1 - 0.1 * random)
+
+
+def seconds(what: str, value: object, *, minimum: float, maximum: float = math.inf) -> float:
+    """*value* as a float if it is a real number within the bounds.
+
+    Raises:
+        TypeError: Not a real number (None, bool, str, Decimal and timedelta are not).
+        ValueError: NaN, or out of bounds.
+    """
+    allowed = f"a real number of seconds, at least {minimum:g}"
+    if maximum != math.inf:
+        allowed += f" and at most {maximum:g}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{what} must be {allowed}; got {value!r}")
+    if not minimum <= float(value) <= maximum:
+        raise ValueError(f"{what} must be {allowed}; got {value!r}")
+    return float(value)
+
+
+def ttl_seconds(what: str, value: object) -> float:
+    """*value* if it is a ttl that a server can keep."""
+    return seconds(what, value, minimum=TTL_MIN_S, maximum=TTL_MAX_S)

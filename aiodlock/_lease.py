@@ -1,0 +1,465 @@
+"""What a holder has: a time-limited, numbered, extended right to one name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import types
+import warnings
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol, Self
+
+from . import _clock
+from ._body import Body, is_loop_running
+from ._cleanup import Background
+from ._errors import LeaseLostError, LockError, LostReason, ServerUnreachable
+from ._store._api import Acquisition, Granted, NoAnswer, NotOurs, Released, Store
+
+_log = logging.getLogger("aiodlock")
+
+# How long a cancelled caller waits for the answer to a release.
+CANCELLED_S: Final = 1.0
+_RETRY_S: Final = 0.05
+# A deadline that is noticed later than this was noticed late because the loop stood still.
+_STALL_S: Final = 0.1
+
+State = Literal["held", "at_risk", "lost", "released"]
+
+
+class Terms(NamedTuple):
+    """The options of a lock that its leases go by."""
+
+    ttl: float
+    auto_extend: bool
+    on_lost: Literal["cancel", "raise"]
+    max_hold: float | None
+    request_timeout: float
+
+
+class Extension(NamedTuple):
+    """What is to be sent; without the lease, which nobody but its holder keeps alive."""
+
+    acquisition: Acquisition
+    value: str
+    ttl_ms: int
+    is_last: bool  # max_hold allows no longer one.
+
+    async def send(self, store: Store, *, within: float) -> float | NotOurs:
+        """The new deadline, or what stands in the key."""
+        return await store.extend(self.acquisition, self.value, ttl_ms=self.ttl_ms, within=within)
+
+
+class Watch(Protocol):
+    """What keeps a lease alive, or at least notices its deadline."""
+
+    def stop(self) -> asyncio.Task[None] | None:
+        """Extend no more; the task that is still to end, if there is one."""
+
+
+class Lease:
+    """The right that one holder has, from one acquisition. Made by a `Lock`.
+
+    `async with lease` releases it at the end of the block.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        background: Background,
+        acquisition: Acquisition,
+        terms: Terms,
+        granted: Granted,
+    ) -> None:
+        self._store = store
+        self._background = background
+        self._acquisition = acquisition
+        self._terms = terms
+        self._value = granted.value
+        self._fencing_token = granted.fencing_token
+        self._deadline = granted.deadline
+        self._ends_at = math.inf if terms.max_hold is None else _clock.now() + terms.max_hold
+        self._state: State = "held"
+        self._reason: LostReason | None = None
+        self._is_asking = False  # An extension went out, and none was answered since.
+        self._is_cut = False  # max_hold allows no extension beyond the last one.
+        self._is_gone = False  # Nothing of this acquisition is left that we could remove.
+        self._body: Body | None = None
+        self._body_left: asyncio.Event | None = None
+        self._over: asyncio.Event | None = None
+        self._loop = asyncio.get_running_loop()
+        self._watch: Watch | None = None
+
+    # What a holder asks without I/O.
+
+    @property
+    def name(self) -> str:
+        """What is locked."""
+        return self._acquisition.name
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that each extension gives the lease again."""
+        return self._terms.ttl
+
+    @property
+    def owner_token(self) -> str:
+        """Proves ownership to Redis; unique to this acquisition."""
+        return self._acquisition.token
+
+    @property
+    def fencing_token(self) -> int:
+        """Grows with every grant of the name: storage can refuse a smaller one."""
+        return self._fencing_token
+
+    @property
+    def state(self) -> State:
+        """`held`, `at_risk` (an extension failed), `lost` or `released`; by the clock, no I/O."""
+        if self._is_open() and self._left() <= 0:
+            return "lost"
+        return self._state
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to the deadline, a little less than the server has; 0 when it is over."""
+        return max(0.0, self._left()) if self._is_open() else 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it may still be believed in, by the clock; no I/O."""
+        return self._is_open() and self._left() > 0
+
+    def check(self, min_left: float = 0.0) -> None:
+        """Return if the lease is held for *min_left* seconds more; call it before what cannot
+        be undone.
+
+        No I/O: the clock decides, so it is right even when the event loop stood still. A lease
+        got by hand-off starts with 2 to 6 s; `await extend()` first if you need more.
+
+        Args:
+            min_left: Seconds, at least 0.
+
+        Raises:
+            LeaseLostError: It is lost; or (TOO_LITTLE_TIME) held, but not for that long.
+            RuntimeError: It was released.
+        """
+        min_left = _clock.seconds("min_left", min_left, minimum=0)
+        self._raise_unless_open()
+        left = self._left()
+        if left <= 0:
+            self._lose_at_deadline()
+            raise self._lost_error()
+        if left < min_left:
+            raise LeaseLostError(
+                name=self.name,
+                fencing_token=self.fencing_token,
+                reason=LostReason.TOO_LITTLE_TIME,
+            )
+
+    # What talks to the server.
+
+    async def extend(self, ttl: float | None = None) -> float:
+        """Make the time left at least *ttl*, if this lease is still ours.
+
+        One script call; repeated, within `request_timeout`, while there is no answer. Never
+        shortens a lease, and never makes it longer than `max_hold` allows.
+
+        Args:
+            ttl: Seconds, at least 0.01. Default: the lock's ttl.
+
+        Returns:
+            Seconds that may still be relied on, counted from before the call.
+
+        Raises:
+            LeaseLostError: It expired, or someone else has it.
+            ServerUnreachable: No answer in time; the deadline stays as it was.
+            RuntimeError: It was released.
+
+        Cancellation: the server may or may not have extended; the deadline stays as it was.
+        Source: "Distributed Locks with Redis" (Redis documentation), on extending.
+        """
+        asked = self._terms.ttl if ttl is None else _clock.ttl_seconds("ttl", ttl)
+        started = _clock.now()
+        end = started + self._terms.request_timeout
+        while True:
+            self.check()
+            within = min(end, self.deadline) - _clock.now()
+            extension = self._begin_extension(asked)
+            try:
+                answer = await extension.send(self._store, within=within)
+            except NoAnswer as error:
+                self._endanger()
+                self.check()
+                if _clock.now() + _RETRY_S >= end:
+                    raise ServerUnreachable(
+                        f"the lease of {self.name!r} could not be extended: {error}",
+                        name=self.name,
+                    ) from (error.__cause__ or error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._end_extension(extension, answer)
+                self.check()
+                return self.deadline - started
+
+    async def release(self) -> bool:
+        """Give the lease up: to the first waiter, or to nobody.
+
+        One script call; repeated, within `request_timeout`, while there is no answer. Idempotent.
+        The watchdog has ended when this returns.
+
+        Returns:
+            Whether this call removed it. False says no more than that it did not: it was
+            released before, or was lost, or an earlier try whose reply was lost did it.
+
+        Raises:
+            ServerUnreachable: No answer in time: it may stand until its ttl is over.
+
+        Cancellation: the release is sent all the same, and waited for, 1 s at most.
+        Source: "Distributed Locks with Redis" (Redis documentation), on releasing.
+        """
+        if self._is_gone:
+            return False
+        try:
+            return (await self._release()).removed
+        except NoAnswer as error:
+            raise ServerUnreachable(
+                f"the release of {self.name!r} was not answered; it may stand until its ttl "
+                f"is over: {error}",
+                name=self.name,
+            ) from (error.__cause__ or error)
+
+    async def wait_lost(self) -> LostReason | None:
+        """Why it was lost, as soon as it is; None when it was released.
+
+        No server calls. Cancellation: changes nothing.
+        """
+        if self._is_open():
+            if self._over is None:
+                self._over = asyncio.Event()
+            await self._over.wait()
+        return self._reason
+
+    async def __aenter__(self) -> Self:
+        self._raise_unless_open()
+        if self._body is not None:
+            raise RuntimeError(f"this lease of {self.name!r} is entered already")
+        self._body = Body()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        body = self._body
+        assert body is not None
+        if isinstance(error, GeneratorExit) and not is_loop_running():
+            # The loop is gone, and the coroutine is destroyed: nothing can be sent any more.
+            return self._abandon()
+        if self._is_open() and self._left() <= 0:
+            self._lose_at_deadline()
+        failure: BaseException | None = None
+        is_our_cancel = False
+        try:
+            is_our_cancel = await body.leave(error)
+            if not self._is_gone:
+                self._judge(await self._release())
+        except (NoAnswer, LockError) as problem:
+            failure = problem
+        except asyncio.CancelledError as cancelled:
+            if error is None or is_our_cancel or isinstance(error, asyncio.CancelledError):
+                raise
+            body.cancel_again(cancelled)
+            error.add_note(f"aiodlock: cancelled while the lease of {self.name!r} was released")
+        finally:
+            self._body = None
+            if self._body_left is not None:
+                self._body_left.set()
+        return self._conclude(error, failure, is_our_cancel=is_our_cancel)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Lease {self.name!r} {self.state} fencing_token={self._fencing_token} "
+            f"{self.remaining:.1f} s left>"
+        )
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "_state", "released") not in ("held", "at_risk"):
+            return
+        watch, token, store = self._watch, self.owner_token, self._store
+
+        def let_go() -> None:
+            if watch is not None:
+                watch.stop()
+            store.forget(token)
+
+        if not self._loop.is_closed():
+            # The garbage collector may run in any thread.
+            self._loop.call_soon_threadsafe(let_go)
+        _warn(
+            f"a lease of {self.name!r} was thrown away while held; it stands until its ttl is "
+            "over. Release it, or use `async with`.",
+            ResourceWarning,
+            source=self,
+            stacklevel=2,
+        )
+
+    # What the rooms above do with it. All changes of state are here, without I/O.
+
+    @property
+    def deadline(self) -> float:
+        """Instant on our clock until which it may be believed in."""
+        return min(self._deadline, self._ends_at)
+
+    @property
+    def wants_extension(self) -> bool:
+        """Whether the watchdog is to go on: also for a body that a closing client waits for."""
+        is_leaving = self._reason is LostReason.CLOSED and self._body is not None
+        return (self._is_open() or is_leaving) and not self._is_cut and not self._is_gone
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of this acquisition is left that we could remove."""
+        return self._is_gone
+
+    @property
+    def body_task(self) -> asyncio.Task[object] | None:
+        """The task inside the `async with` block, if there is a block."""
+        return None if self._body is None else self._body.task
+
+    async def wait_body_left(self) -> None:
+        """Until no block is entered."""
+        if self._body is not None:
+            if self._body_left is None:
+                self._body_left = asyncio.Event()
+            await self._body_left.wait()
+
+    def watch_by(self, watch: Watch) -> None:
+        """From now on *watch* looks after it."""
+        self._watch = watch
+
+    def _is_open(self) -> bool:
+        return self._state in ("held", "at_risk")
+
+    def _left(self) -> float:
+        return self.deadline - _clock.now()
+
+    def _begin_extension(self, ttl: float) -> Extension:
+        self._is_asking = True
+        ttl_ms = _clock.ttl_ms(ttl)
+        if self._ends_at == math.inf:
+            return Extension(self._acquisition, self._value, ttl_ms, is_last=False)
+        most_ms = max(1, math.floor((self._ends_at - _clock.now()) * 1000))
+        return Extension(
+            self._acquisition, self._value, min(ttl_ms, most_ms), is_last=ttl_ms > most_ms
+        )
+
+    def _end_extension(self, extension: Extension, answer: float | NotOurs) -> None:
+        self._is_asking = False
+        self._is_cut = self._is_cut or extension.is_last
+        if isinstance(answer, NotOurs):
+            self._lose(self._reason_for(answer.value))
+            return
+        self._deadline = max(self._deadline, answer)
+        if self._state == "at_risk":
+            self._state = "held"
+
+    def _endanger(self) -> None:
+        if self._state == "held":
+            self._state = "at_risk"
+
+    def _reason_for(self, standing: str) -> LostReason:
+        if standing:
+            return LostReason.STOLEN
+        return LostReason.DELETED if self._left() > 0 else LostReason.EXPIRED
+
+    def _lose_at_deadline(self) -> None:
+        """The deadline is over; say why, by what was under way then."""
+        if self._is_cut or self._ends_at <= self._deadline:
+            self._lose(LostReason.MAX_HOLD)
+        elif not self._terms.auto_extend and not self._is_asking:
+            self._lose(LostReason.EXPIRED)
+        elif self._is_asking and -self._left() <= _STALL_S:
+            self._lose(LostReason.UNREACHABLE)
+        else:
+            self._lose(LostReason.LOOP_STALLED)
+
+    def _lose(self, reason: LostReason, *, tell_body: bool = True) -> None:
+        """Once: tell the body, and whoever waits for it."""
+        if not self._is_open():
+            return
+        self._state, self._reason = "lost", reason
+        _log.info("lost the lease of %r: %s", self.name, reason.value)
+        self._tell_over()
+        if self._watch is not None and reason is not LostReason.CLOSED:
+            self._watch.stop()
+        if tell_body and self._body is not None and self._terms.on_lost == "cancel":
+            self._body.cancel()
+
+    def _abandon(self) -> None:
+        """Nothing can be sent any more: it stands until its ttl is over, or is the parent's."""
+        self._is_gone = True
+        self._lose(LostReason.CLOSED, tell_body=False)
+        if self._watch is not None:
+            self._watch.stop()
+
+    async def _release(self) -> Released:
+        if self._is_open():
+            self._state = "released"
+            self._tell_over()
+        ending = None if self._watch is None else self._watch.stop()
+        try:
+            released = await self._give_up()
+            if ending is not None:
+                await asyncio.wait((ending,))
+            return released
+        except asyncio.CancelledError:
+            await self._background.finish(
+                self._give_up(), f"releasing {self.name!r}", within=CANCELLED_S
+            )
+            raise
+
+    async def _give_up(self) -> Released:
+        try:
+            released = await self._store.release(
+                self._acquisition, within=self._terms.request_timeout
+            )
+            self._is_gone = True
+            return released
+        finally:
+            self._store.forget(self.owner_token)
+
+    def _judge(self, released: Released) -> None:
+        """A release that found nothing of ours says that the lease was lost before."""
+        if self._state == "released" and not released.removed and not released.repeated:
+            self._state, self._reason = "lost", self._reason_for(released.value)
+
+    def _conclude(
+        self, error: BaseException | None, failure: BaseException | None, *, is_our_cancel: bool
+    ) -> None:
+        """Say what the end of the body was: its own error wins, then the loss, then the rest."""
+        if error is not None and not is_our_cancel:
+            if self._reason is not None and not isinstance(error, LeaseLostError):
+                error.add_note(f"aiodlock: {self._lost_error()}")
+            if failure is not None:
+                error.add_note(f"aiodlock: the release of {self.name!r} failed: {failure}")
+            return
+        if failure is not None:
+            _log.warning("the release of %r failed, its ttl will free it: %s", self.name, failure)
+        if self._reason is not None:
+            raise self._lost_error()
+
+    def _tell_over(self) -> None:
+        if self._over is not None:
+            self._over.set()
+
+    def _raise_unless_open(self) -> None:
+        if self._state == "released":
+            raise RuntimeError(f"this lease of {self.name!r} was released")
+        if self._state == "lost":
+            raise self._lost_error()
+
+    def _lost_error(self) -> LeaseLostError:
+        assert self._reason is not None
+        return LeaseLostError(name=self.name, fencing_token=self.fencing_token, reason=self._reason)

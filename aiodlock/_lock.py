@@ -1,0 +1,264 @@
+"""From a name to a lease and back."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from . import _clock, _names
+from ._body import is_loop_running
+from ._errors import LockTimeout, ServerUnreachable
+from ._lease import Lease, Terms
+from ._session import Session
+from ._store._api import Acquisition, NoAnswer, Standing
+from ._waiting import Backoff
+
+_T = TypeVar("_T")
+
+
+class Unset(enum.Enum):
+    """Stands for "as the lock says", since None means "for ever"."""
+
+    UNSET = "the lock's own"
+
+
+UNSET: Final = Unset.UNSET
+
+
+class LockInfo(NamedTuple):
+    """What stood under a name when the server was asked.
+
+    `holder` is `<label>:<client id>`, or the text in the key where another library wrote it;
+    `ttl_left` is in seconds, None without a TTL; `fencing_token` is None where nobody holds, or
+    another library does.
+    """
+
+    held: bool
+    holder: str | None
+    ttl_left: float | None
+    fencing_token: int | None
+    waiters: int
+
+
+class Lock:
+    """A name with options; shared by as many tasks as you like. Made by `LockClient.lock`.
+
+    Each entry of `async with lock` is an acquisition of its own.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[], Session],
+        prefix: str,
+        name: str,
+        terms: Terms,
+        *,
+        wait_timeout: float | None,
+        retry: Backoff | None,
+    ) -> None:
+        self._session = session
+        self._keys = _names.keys(prefix, name)
+        self._name = name
+        self._terms = terms
+        self._wait_timeout = wait_timeout
+        self._retry = retry
+        self._entries: list[tuple[asyncio.Task[Any] | None, Lease]] = []
+
+    @property
+    def name(self) -> str:
+        """What is locked."""
+        return self._name
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that a lease lasts unless it is extended."""
+        return self._terms.ttl
+
+    def acquire(self, *, wait_timeout: float | Unset | None = UNSET) -> Acquiring:
+        """Wait for the lease: `await lock.acquire()`, or `async with lock.acquire() as lease`.
+
+        One script call where the lock is free; a waiter polls at most three times in
+        min(6, max(ttl, 1)) seconds.
+
+        Args:
+            wait_timeout: Seconds that acquiring may take, at least 0 (one request); None: for
+                ever. Default: the lock's.
+
+        Raises:
+            LockTimeout: Held by another until then.
+            ServerUnreachable: The server gave no usable answer.
+            NotAllowedError, NameTakenError: Waiting is no use.
+            RuntimeError: The client is closed, or bound to another event loop.
+
+        Cancellation: what may be on the server is released, and waited for, 1 s at most.
+        """
+        return Acquiring(self._acquire(self._checked_wait(wait_timeout)))
+
+    async def try_acquire(self, *, wait_timeout: float | Unset | None = 0.0) -> Lease | None:
+        """The lease, or None if it was not got in time.
+
+        One script call by default, which does not queue: None also on a free lock that others
+        wait for. A lost reply is asked for again within `request_timeout`.
+
+        Args:
+            wait_timeout: As for `acquire`. Default: 0, one request.
+
+        Raises:
+            ServerUnreachable, NotAllowedError, NameTakenError, RuntimeError: As for `acquire`.
+
+        Cancellation: as for `acquire`.
+        """
+        try:
+            return await self._acquire(self._checked_wait(wait_timeout))
+        except LockTimeout:
+            return None
+
+    async def inspect(self) -> LockInfo:
+        """What stands under the name now.
+
+        One script call; changes nothing.
+
+        Raises:
+            ServerUnreachable: No answer within `request_timeout`.
+            NotAllowedError, NameTakenError: The server forbids it; not a lock.
+
+        Cancellation: changes nothing.
+        """
+        standing = await self._inspect()
+        value = _names.read_value(standing.value)
+        return LockInfo(
+            held=bool(standing.value),
+            holder=_names.holder(standing.value) if standing.value else None,
+            ttl_left=standing.ttl_left_ms / 1000 if standing.ttl_left_ms >= 0 else None,
+            fencing_token=value.fencing_token if value else None,
+            waiters=standing.waiters,
+        )
+
+    async def break_lock(self, *, fencing_token: int | None = None) -> bool:
+        """Take the lock from its holder, for the next waiter: for operators.
+
+        Two script calls. The holder learns of it at its next extension.
+
+        Args:
+            fencing_token: Break only this grant. Default: whichever stands now.
+
+        Returns:
+            Whether that grant stood, and is broken.
+
+        Raises:
+            ServerUnreachable: No answer within `request_timeout`: it may be broken or not.
+            NotAllowedError, NameTakenError: The server forbids it; not a lock.
+
+        Cancellation: it may be broken or not.
+        """
+        standing = await self._inspect()
+        value = _names.read_value(standing.value)
+        if not standing.value:
+            return False
+        if fencing_token is not None and (value is None or value.fencing_token != fencing_token):
+            return False
+        token = value.owner_token if value else standing.value
+        grant = Acquisition(self._name, self._keys, token)
+        store = self._session().store
+        within = self._terms.request_timeout
+        return (await self._answered(store.release(grant, within=within))).removed
+
+    async def __aenter__(self) -> Lease:
+        lease = await (await self._acquire(self._wait_timeout)).__aenter__()
+        self._entries.append((asyncio.current_task(), lease))
+        return lease
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        await self._newest_entry().__aexit__(exc_type, error, traceback)
+
+    def __repr__(self) -> str:
+        return f"<Lock {self._name!r} ttl={self.ttl:g}>"
+
+    def _newest_entry(self) -> Lease:
+        """Of this task; or, as in fixtures that end in another task, the only one."""
+        task = asyncio.current_task() if is_loop_running() else None
+        for index in range(len(self._entries) - 1, -1, -1):
+            if self._entries[index][0] is task or len(self._entries) == 1:
+                return self._entries.pop(index)[1]
+        raise RuntimeError(
+            f"the lock {self._name!r} was entered {len(self._entries)} times by other tasks: "
+            "which one to leave is unclear; use `async with lock.acquire()`"
+        )
+
+    async def _acquire(self, wait_timeout: float | None) -> Lease:
+        return await self._session().acquire(
+            self._name, self._keys, self._terms, wait_timeout=wait_timeout, retry=self._retry
+        )
+
+    async def _inspect(self) -> Standing:
+        store = self._session().store
+        within = self._terms.request_timeout
+        return await self._answered(store.inspect(self._name, self._keys, within=within))
+
+    async def _answered(self, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except NoAnswer as error:
+            raise ServerUnreachable(
+                f"no usable answer about the lock {self._name!r}: {error}", name=self._name
+            ) from (error.__cause__ or error)
+
+    def _checked_wait(self, wait_timeout: float | Unset | None) -> float | None:
+        return self._wait_timeout if wait_timeout is UNSET else checked_wait(wait_timeout)
+
+
+class Acquiring(Coroutine[Any, Any, Lease]):
+    """An acquisition under way: to be awaited, or entered with `async with`; once."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Lease]) -> None:
+        self._coroutine = coroutine
+        self._lease: Lease | None = None
+
+    def __await__(self) -> Generator[Any, Any, Lease]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    async def __aenter__(self) -> Lease:
+        self._lease = await (await self._coroutine).__aenter__()
+        return self._lease
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        assert self._lease is not None
+        await self._lease.__aexit__(exc_type, error, traceback)
+
+
+def checked_wait(wait_timeout: object) -> float | None:
+    """*wait_timeout* if it is one: seconds, at least 0, or None for ever."""
+    if wait_timeout is None:
+        return None
+    return _clock.seconds("wait_timeout (None: for ever)", wait_timeout, minimum=0)
+
+
+def checked_on_lost(on_lost: object) -> Literal["cancel", "raise"]:
+    """*on_lost* if it is one of the two."""
+    if on_lost == "cancel":
+        return "cancel"
+    if on_lost == "raise":
+        return "raise"
+    raise ValueError(f'on_lost must be "cancel" or "raise"; got {on_lost!r}')

@@ -1,0 +1,143 @@
+"""What a client has while it is bound to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from typing import Final
+
+from ._body import is_loop_running
+from ._cleanup import Background
+from ._errors import LostReason
+from ._lease import CANCELLED_S, Lease, Terms
+from ._names import Keys
+from ._store._api import Acquisition, Granted, Store
+from ._waiting import Backoff, Wait
+from ._watchdog import Watchdog
+
+_log = logging.getLogger("aiodlock")
+
+# How long a closing client waits for the bodies that hold its leases.
+_BODIES_S: Final = 5.0
+
+
+class Session:
+    """The store of one loop, who waits on it, and who holds."""
+
+    def __init__(self, store: Store, holder: str) -> None:
+        self.store = store
+        self.loop = asyncio.get_running_loop()
+        self.is_closing = False
+        self.background = Background()
+        self._holder = holder
+        self._acquired = 0
+        self._waits: set[Wait] = set()
+        self._no_waits: asyncio.Event | None = None
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+
+    async def acquire(
+        self,
+        name: str,
+        keys: Keys,
+        terms: Terms,
+        *,
+        wait_timeout: float | None,
+        retry: Backoff | None,
+    ) -> Lease:
+        """A new acquisition, from its first poll to its lease; nothing is left where it fails."""
+        self._acquired += 1
+        acquisition = Acquisition(name, keys, f"{self._holder}:{self._acquired}")
+        wait = Wait(
+            self.store,
+            acquisition,
+            ttl=terms.ttl,
+            wait_timeout=wait_timeout,
+            request_timeout=terms.request_timeout,
+            retry=retry,
+            # A message leaves the lease short; where nothing extends it, a poll must do it.
+            trusts_messages=terms.auto_extend,
+        )
+        self._waits.add(wait)
+        try:
+            granted = await wait.run()
+            if self.is_closing:
+                raise RuntimeError(f"the client was closed while waiting for {name!r}")
+            return self._lease(acquisition, terms, granted)
+        except asyncio.CancelledError:
+            if wait.may_stand:
+                await self.background.finish(
+                    self._give_up(acquisition, terms), f"giving up {name!r}", within=CANCELLED_S
+                )
+            self.store.forget(acquisition.token)
+            raise
+        except BaseException:
+            if wait.may_stand and is_loop_running():
+                self.background.start(self._give_up(acquisition, terms), f"giving up {name!r}")
+            else:
+                self.store.forget(acquisition.token)
+            raise
+        finally:
+            self._waits.discard(wait)
+            if self._no_waits is not None and not self._waits:
+                self._no_waits.set()
+
+    def _lease(self, acquisition: Acquisition, terms: Terms, granted: Granted) -> Lease:
+        self.store.hold(acquisition.token)
+        lease = Lease(self.store, self.background, acquisition, terms, granted)
+        lease.watch_by(Watchdog(lease, self.store, ttl=terms.ttl, auto_extend=terms.auto_extend))
+        self._leases.add(lease)
+        return lease
+
+    async def _give_up(self, acquisition: Acquisition, terms: Terms) -> None:
+        self.store.hold(acquisition.token)  # A hand-off on its way is no stray.
+        try:
+            await self.store.release(acquisition, within=terms.request_timeout)
+        finally:
+            self.store.forget(acquisition.token)
+
+    async def close(self, caller: asyncio.Task[object] | None) -> None:
+        """Waiters leave, then leases, then the store.
+
+        In this order: a release would hand a lock to a waiter of ours. Bound: a request's time
+        for each step, and 5 s for bodies.
+        """
+        self.is_closing = True
+        await self._end_waits()
+        leases = [lease for lease in self._leases if not lease.is_gone]
+        bodies = [lease for lease in leases if lease.body_task not in (None, caller)]
+        for lease in leases:
+            if lease.body_task is not None:
+                lease._lose(LostReason.CLOSED, tell_body=lease.body_task is not caller)
+            else:
+                self.background.start(lease.release(), f"releasing {lease.name!r}")
+        await self._end_bodies(bodies)
+        await self.background.drain()
+        for lease in leases:
+            if not lease.is_gone:
+                _log.warning(
+                    "the client was closed; the lease of %r stands until its ttl is over",
+                    lease.name,
+                )
+                lease._abandon()
+        await self.store.aclose()
+
+    async def _end_waits(self) -> None:
+        for wait in self._waits:
+            wait.close()
+        if self._waits:
+            self._no_waits = asyncio.Event()
+            await self._no_waits.wait()
+        await self.background.drain()
+
+    async def _end_bodies(self, leases: list[Lease]) -> None:
+        if leases:
+            left = [asyncio.ensure_future(lease.wait_body_left()) for lease in leases]
+            _, late = await asyncio.wait(left, timeout=_BODIES_S)
+            for waiting in late:
+                waiting.cancel()
+
+    def disown(self) -> None:
+        """In a forked child: everything here is the parent's."""
+        for lease in self._leases:
+            lease._abandon()

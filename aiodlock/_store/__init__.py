@@ -1,0 +1,1 @@
+"""Where leases live: the only room that talks to a server."""

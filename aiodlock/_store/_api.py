@@ -1,0 +1,146 @@
+"""What the rooms above ask of a place where leases live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from .._names import Keys
+
+
+@dataclass(slots=True, eq=False)
+class Acquisition:
+    """One try to get one name, from its first request to its release.
+
+    `asked` are the connections over which an acquire went that no later answer covers: a late
+    copy of it may still arrive there, after a release that went over another connection.
+    `release_unanswered`: a release went out and may have done its work.
+    """
+
+    name: str
+    keys: Keys
+    token: str
+    was_sent: bool = False
+    asked: set[int] = field(default_factory=set)
+    release_unanswered: bool = False
+
+
+class Granted(NamedTuple):
+    """The lock is ours until *deadline* at least (on our clock).
+
+    `value` is what the key holds; `already` says that it was ours before this request.
+    """
+
+    value: str
+    fencing_token: int
+    deadline: float
+    already: bool
+
+
+class Refused(NamedTuple):
+    """Another holds the lock.
+
+    `place` in the queue (0 = head, -1 = not in it); `link` is the connection that answered a
+    request sent at `sent_at`; `last_fencing_token` is the name's, as the server knows it.
+    """
+
+    value: str
+    ttl_left_ms: int
+    place: int
+    waiters: int
+    last_fencing_token: int
+    sent_at: float
+    link: int
+
+
+class NotOurs(NamedTuple):
+    """This grant does not stand any more; `value` stands in the key ("" = nothing)."""
+
+    value: str
+
+
+class Released(NamedTuple):
+    """The answer to a release.
+
+    `removed` says that the lock was ours until then; `value` stands in the key now; `repeated`
+    that an earlier copy of this release was never answered, so that it may have done the work.
+    """
+
+    removed: bool
+    value: str
+    repeated: bool
+
+
+class Standing(NamedTuple):
+    """What stands under a name."""
+
+    value: str
+    ttl_left_ms: int
+    waiters: int
+
+
+class NoAnswer(Exception):
+    """This try brought no usable answer; a later one may. `__cause__` says what was seen.
+
+    `answered`: the server did answer, that it cannot now (LOADING, READONLY, OOM, ...).
+    """
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class Waiter(Protocol):
+    """Who is to be woken."""
+
+    def hand_over(self, value: str) -> None:
+        """The lock was handed to this waiter: *value* was written to its key."""
+
+    def poke(self) -> None:
+        """Something changed: poll."""
+
+
+class Store(Protocol):
+    """Where leases live. Every call is one try, bounded by *within* seconds.
+
+    Raises:
+        NoAnswer: Try again while there is time.
+        NotAllowedError, NameTakenError: Trying again is no use.
+    """
+
+    @property
+    def link(self) -> int:
+        """The connection that carries requests now; another number after it was lost."""
+
+    @property
+    def hears(self) -> bool:
+        """Whether messages reach our waiters now."""
+
+    async def acquire(
+        self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
+    ) -> Granted | Refused: ...
+
+    async def extend(
+        self, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
+    ) -> float | NotOurs:
+        """The new deadline, or what stands in the key."""
+
+    async def release(self, acquisition: Acquisition, *, within: float) -> Released:
+        """Give up; repeated until answered, for *within* seconds in all."""
+
+    async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing: ...
+
+    def enlist(self, token: str, waiter: Waiter, *, listen: bool) -> None:
+        """Tell *waiter* what concerns *token*; *listen*: hear the messages of other clients."""
+
+    def hold(self, token: str) -> None:
+        """*token* waits no longer; hand-offs to it are expected and change nothing."""
+
+    def forget(self, token: str) -> None:
+        """*token* is done with: a hand-off to it is given back."""
+
+    def doubt_inbox(self) -> None:
+        """A message that should have come did not."""
+
+    async def aclose(self) -> None:
+        """Give back the connections; every task has ended."""

@@ -1,0 +1,129 @@
+"""One subscriber per client: brings the messages that wake its waiters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from redis.asyncio import ConnectionPool
+
+from ._api import NoAnswer
+from ._wire import FAILURES, Held, command, text, trouble
+
+_log = logging.getLogger("aiodlock")
+
+_PAUSE_MIN_S: Final = 0.05
+_PAUSE_MAX_S: Final = 5.0
+
+
+class Inbox:
+    """A subscription that is kept while somebody needs it, and is renewed when it was lost.
+
+    Without it waiting goes on by polling: nothing here is fatal to a waiter, so trouble is one
+    warning in the log for each outage.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        channel: str,
+        *,
+        request_timeout: float,
+        on_message: Callable[[str], None],
+        on_change: Callable[[], None],
+        is_needed: Callable[[], bool],
+    ) -> None:
+        self.hears = False
+        self._pool = pool
+        self._channel = channel
+        self._request_timeout = request_timeout
+        self._on_message = on_message
+        self._on_change = on_change
+        self._is_needed = is_needed
+        self._task: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._pong: asyncio.Future[None] | None = None
+        self._held: Held | None = None
+
+    def start(self) -> None:
+        """Subscribe, if that is not done or under way."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="aiodlock inbox")
+
+    def doubt(self) -> None:
+        """A message is missing: ask whether the server still hears us; one question at a time."""
+        if self.hears and self._pong is None:
+            loop = asyncio.get_running_loop()
+            self._pong = loop.create_future()
+            self._probe = loop.create_task(self._ask(self._pong), name="aiodlock inbox probe")
+
+    async def aclose(self) -> None:
+        """Every task has ended; the connection is back in the pool."""
+        for task in (self._probe, self._task):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
+
+    async def _run(self) -> None:
+        """Until nobody needs it any more; pauses grow to `_PAUSE_MAX_S` while it cannot be had."""
+        pause, warned = _PAUSE_MIN_S, False
+        while True:
+            was_heard, cause = await self._listen()
+            if was_heard:
+                pause, warned = _PAUSE_MIN_S, False
+            if not self._is_needed():
+                return
+            if not warned and not was_heard:
+                warned = True
+                _log.warning("no hand-off messages, waiters poll instead: %s", cause)
+            await asyncio.sleep(pause)
+            pause = min(_PAUSE_MAX_S, pause * 2)
+
+    async def _listen(self) -> tuple[bool, BaseException]:
+        """One subscription from its beginning to its end: did it stand, and why is it over."""
+        was_heard = False
+        try:
+            async with asyncio.timeout(self._request_timeout):
+                self._held = held = await Held.take(self._pool)
+                await held.send(command("SUBSCRIBE", self._channel))
+                _checked(await held.read(pushed=True), self._channel)
+            was_heard = self.hears = True
+            self._on_change()
+            while True:
+                self._read(await held.read(pushed=True))
+        except (NoAnswer, *FAILURES) as error:
+            return was_heard, error
+        finally:
+            self.hears = False
+            if was_heard:
+                self._on_change()
+            if self._held is not None:
+                held, self._held = self._held, None
+                await held.give_back()
+
+    def _read(self, reply: Any) -> None:
+        if isinstance(reply, list) and reply[0] in (b"message", "message"):
+            self._on_message(text(reply[2]))
+        elif self._pong is not None and not self._pong.done():
+            self._pong.set_result(None)
+
+    async def _ask(self, pong: asyncio.Future[None]) -> None:
+        try:
+            async with asyncio.timeout(self._request_timeout):
+                if self._held is not None:
+                    await self._held.send(command("PING"))
+                await pong
+        except FAILURES:
+            _log.warning("the inbox is deaf, though connected: subscribing again")
+            if self._held is not None:
+                await self._held.connection.disconnect(nowait=True)
+        finally:
+            self._pong = None
+
+
+def _checked(reply: Any, channel: str) -> None:
+    """Whether *reply* confirms the subscription."""
+    if isinstance(reply, BaseException):
+        raise NoAnswer(str(trouble(reply, channel))) from reply

@@ -1,0 +1,269 @@
+"""Many callers, one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from redis.asyncio import ConnectionPool
+from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError
+
+from ._api import NoAnswer
+from ._wire import FAILURES, Held, Script
+
+# A timer that is later than this says that the loop stood still, not the server.
+_STALL_S: Final = 0.05
+
+
+class Request:
+    """One script call of one caller, answered through a future or by the clock."""
+
+    __slots__ = ("answer", "body", "ends_at", "evaluates", "on_reply", "script", "sent_at")
+
+    def __init__(
+        self,
+        script: Script,
+        body: bytes,
+        answer: asyncio.Future[Any],
+        *,
+        sent_at: float,
+        within: float,
+        on_reply: Callable[[Any], None] | None,
+    ) -> None:
+        self.script = script
+        self.body = body
+        self.answer = answer
+        self.sent_at = sent_at
+        self.ends_at = sent_at + within
+        self.on_reply = on_reply
+        self.evaluates = False
+
+    def settle(self, reply: object) -> None:
+        """Answer, unless the caller has left."""
+        if not self.answer.done():
+            self.answer.set_result(reply)
+
+
+class Link:
+    """One connection: a write per loop tick, one reader, replies in order.
+
+    Bound: as many requests wait here as there are callers, plus what was abandoned within the
+    last `request_timeout`: a connection that is silent for longer is given up.
+    """
+
+    def __init__(
+        self, number: int, held: Held, *, request_timeout: float, on_lost: Callable[[Link], None]
+    ) -> None:
+        self.number = number
+        self.is_suspect = False  # A request ran out of time, and nothing was heard since.
+        self._held = held
+        self._request_timeout = request_timeout
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._outstanding: deque[Request] = deque()
+        self._unwritten: list[bytes] = []
+        self._loading: set[Script] = set()
+        self._writable: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_at = self._loop.time()
+        self.closing: asyncio.Task[None] | None = None
+        self._writer = self._loop.create_task(self._write(), name="aiodlock writer")
+        self._reader = self._loop.create_task(self._read(), name="aiodlock reader")
+
+    def call(
+        self,
+        script: Script,
+        body: bytes,
+        *,
+        within: float,
+        on_reply: Callable[[Any], None] | None = None,
+    ) -> asyncio.Future[Any]:
+        """Hand a request over, without a pause; the future brings a reply, or an exception."""
+        request = Request(
+            script,
+            body,
+            self._loop.create_future(),
+            sent_at=self._loop.time(),
+            within=within,
+            on_reply=on_reply,
+        )
+        if self.closing is not None:
+            request.settle(NoAnswer("the connection was lost"))
+            return request.answer
+        self._queue(request, script.evalsha)
+        self._watch(request.ends_at)
+        return request.answer
+
+    def drop(self, cause: str) -> None:
+        """Give the connection up; whoever waits for a reply learns that there is none."""
+        if self.closing is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        for request in self._outstanding:
+            request.settle(NoAnswer(f"the connection was lost: {cause}"))
+        self._outstanding.clear()
+        self.closing = self._loop.create_task(self._close(), name="aiodlock closing")
+        self._on_lost(self)
+
+    def _queue(self, request: Request, head: bytes) -> None:
+        self._outstanding.append(request)
+        self._unwritten.append(head + request.body)
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                if not self._unwritten:
+                    self._writable = self._loop.create_future()
+                    await self._writable
+                batch, self._unwritten = self._unwritten, []
+                await self._held.send(*batch)
+        except Exception as error:  # A transport may fail in ways of its own.
+            self.drop(str(error))
+
+    async def _read(self) -> None:
+        try:
+            while self.closing is None:
+                self._answer(await self._held.read())
+        except Exception as error:
+            self.drop(str(error))
+
+    async def _close(self) -> None:
+        self._writer.cancel()
+        self._reader.cancel()
+        await asyncio.wait((self._writer, self._reader))
+        await self._held.give_back()
+
+    def _answer(self, reply: Any) -> None:
+        if not self._outstanding:
+            return self.drop("the server sent a reply that nobody asked for")
+        request = self._outstanding.popleft()
+        self._heard_at = self._loop.time()
+        self.is_suspect = False
+        if request.evaluates:
+            self._loading.discard(request.script)
+        if isinstance(reply, NoScriptError):
+            # Never for a caller who left: an abandoned acquire must not arrive after its release.
+            return None if request.answer.done() else self._send_again(request)
+        if request.on_reply is not None:
+            request.on_reply(reply)
+        request.settle(reply)
+        if isinstance(reply, AuthenticationError | ReadOnlyError):
+            # New credentials, or a new primary, come with a new connection only.
+            self.drop(str(reply))
+        return None
+
+    def _send_again(self, request: Request) -> None:
+        """With the text once per script; the rest go by its digest behind it."""
+        request.evaluates = request.script not in self._loading
+        if request.evaluates:
+            self._loading.add(request.script)
+        self._queue(request, request.script.eval if request.evaluates else request.script.evalsha)
+
+    def _watch(self, at: float) -> None:
+        """See to it that `_on_time` runs at *at* or before: one timer for all requests."""
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._on_time)
+
+    def _on_time(self) -> None:
+        assert self._timer is not None
+        now, due = self._loop.time(), self._timer.when()
+        self._timer = None
+        if not self._outstanding:
+            return
+        if now - due > _STALL_S:
+            # Replies may lie unread in the socket: let the reader have its turn first.
+            self._watch(now + _STALL_S)
+            return
+        for request in self._outstanding:
+            if request.ends_at <= now and not request.answer.done():
+                self.is_suspect = self.is_suspect or self._heard_at <= request.sent_at
+                request.settle(NoAnswer("no reply in time"))
+        silent_at = max(self._heard_at, self._outstanding[0].sent_at) + self._request_timeout
+        if silent_at <= now:
+            self.drop(f"no reply for {self._request_timeout:g} s")
+            return
+        ends = (r.ends_at for r in self._outstanding if not r.answer.done())
+        self._watch(min(itertools.chain(ends, (silent_at,))))
+
+
+class Multiplexer:
+    """The link that carries requests now, made anew when it was lost and one is needed."""
+
+    def __init__(
+        self, pool: ConnectionPool, *, request_timeout: float, on_lost: Callable[[], None]
+    ) -> None:
+        self.link: Link | None = None
+        self._pool = pool
+        self._request_timeout = request_timeout
+        self._on_lost = on_lost
+        self._numbers = itertools.count(1)
+        self._connecting: asyncio.Task[BaseException | None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def next_number(self) -> int:
+        """A number for a connection; none is used twice."""
+        return next(self._numbers)
+
+    async def linked(self, within: float) -> Link:
+        """The link, connected for all who ask at once.
+
+        Raises:
+            NoAnswer: Not within *within* seconds.
+            Exception: What redis-py said when it failed.
+        """
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(
+                self._connect(), name="aiodlock connecting"
+            )
+        connecting = self._connecting
+        await asyncio.wait((connecting,), timeout=within)
+        if self.link is not None:
+            return self.link
+        if not connecting.done() or connecting.cancelled():
+            raise NoAnswer("no connection in time")
+        raise connecting.result() or NoAnswer("the connection was lost at once")
+
+    async def aclose(self) -> None:
+        """Every task has ended, and every connection is back in the pool."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait((self._connecting,))
+            self._connecting = None
+        if self.link is not None:
+            self.link.drop("closed")
+        while self._closing:
+            await asyncio.wait(tuple(self._closing))
+
+    async def _connect(self) -> BaseException | None:
+        """Never raises: several may wait for this, or nobody."""
+        try:
+            async with asyncio.timeout(self._request_timeout):
+                held = await Held.take(self._pool)
+        except FAILURES as error:
+            return error
+        finally:
+            self._connecting = None
+        self.link = Link(
+            self.next_number(),
+            held,
+            request_timeout=self._request_timeout,
+            on_lost=self._forget,
+        )
+        return None
+
+    def _forget(self, link: Link) -> None:
+        if self.link is link:
+            self.link = None
+        assert link.closing is not None
+        self._closing.add(link.closing)
+        link.closing.add_done_callback(self._closing.discard)
+        self._on_lost()

@@ -1,0 +1,269 @@
+"""Leases on one primary: runs a script, reads its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from redis.asyncio import ConnectionPool
+from redis.exceptions import NoScriptError
+
+from .. import _clock, _names
+from .._cleanup import Background
+from .._errors import NameTakenError
+from .._names import Keys
+from ._api import (
+    Acquisition,
+    Granted,
+    NoAnswer,
+    NotOurs,
+    Refused,
+    Released,
+    Standing,
+    Waiter,
+)
+from ._inbox import Inbox
+from ._mux import Link, Multiplexer
+from ._wire import FAILURES, Held, Script, pack, text, trouble
+
+_ACQUIRE: Final = Script("acquire", keys=4, args=4)
+_EXTEND: Final = Script("extend", keys=1, args=2)
+_RELEASE: Final = Script("release", keys=4, args=4)
+_INSPECT: Final = Script("inspect", keys=2, args=0)
+
+_NOT_A_LOCK: Final = "(a key that is not a lock)"
+_RELEASE_PAUSE_S: Final = 0.05
+
+
+class RedisStore:
+    """One Redis or Valkey primary, over one connection for requests and one for messages."""
+
+    def __init__(
+        self, pool: ConnectionPool, *, prefix: str, client_id: str, request_timeout: float
+    ) -> None:
+        self._pool = pool
+        self._client_id = client_id
+        self._inbox_prefix = _names.inbox_prefix(prefix)
+        self._request_timeout = request_timeout
+        self._ours: dict[str, Waiter | None] = {}  # None: it holds, or is being released.
+        self._listening: set[str] = set()
+        self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
+        self._background = Background()
+        self._mux = Multiplexer(pool, request_timeout=request_timeout, on_lost=self._poke_all)
+        self._inbox = Inbox(
+            pool,
+            _names.inbox(prefix, client_id),
+            request_timeout=request_timeout,
+            on_message=self._receive,
+            on_change=self._poke_all,
+            is_needed=self._is_listening,
+        )
+
+    @property
+    def link(self) -> int:
+        return 0 if self._mux.link is None else self._mux.link.number
+
+    @property
+    def hears(self) -> bool:
+        return self._inbox.hears
+
+    async def acquire(
+        self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
+    ) -> Granted | Refused:
+        link = self._mux.link or await self._linked(acquisition.name, within)
+        body = pack(
+            *acquisition.keys, acquisition.token, str(ttl_ms), str(alive_ms), self._inbox_prefix
+        )
+        sent_at = _clock.now()
+        acquisition.was_sent = True
+        acquisition.asked.add(link.number)
+        answer = link.call(_ACQUIRE, body, within=within, on_reply=self._notice_refused)
+        reply = await answer
+        if not isinstance(reply, NoAnswer):
+            # Replies come in order: whatever went over this link before has arrived, too.
+            acquisition.asked.discard(link.number)
+        reply = _usable(reply, acquisition.name)
+        return _acquired(reply, acquisition.token, sent_at, link.number)
+
+    async def extend(
+        self, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
+    ) -> float | NotOurs:
+        sent_at = _clock.now()
+        body = pack(acquisition.keys.lock, value, str(ttl_ms))
+        try:
+            reply = await self._repeatable(_EXTEND, body, acquisition.name, within)
+        except NameTakenError:
+            return NotOurs(_NOT_A_LOCK)
+        if reply[0] == 1:
+            return _clock.deadline(sent_at, reply[1])
+        standing = text(reply[1])
+        self._notice(standing)
+        return NotOurs(standing)
+
+    async def release(self, acquisition: Acquisition, *, within: float) -> Released:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within
+        while True:
+            try:
+                return await self._release_once(acquisition, end - loop.time())
+            except NoAnswer:
+                if loop.time() + _RELEASE_PAUSE_S >= end:
+                    raise
+            await asyncio.sleep(_RELEASE_PAUSE_S)
+
+    async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
+        reply = await self._repeatable(_INSPECT, pack(keys.lock, keys.queue), name, within)
+        return Standing(text(reply[0]), reply[1], reply[2])
+
+    def enlist(self, token: str, waiter: Waiter, *, listen: bool) -> None:
+        self._ours[token] = waiter
+        if listen:
+            self._listening.add(token)
+            self._inbox.start()
+
+    def hold(self, token: str) -> None:
+        self._ours[token] = None
+        self._listening.discard(token)
+
+    def forget(self, token: str) -> None:
+        self._ours.pop(token, None)
+        self._listening.discard(token)
+
+    def doubt_inbox(self) -> None:
+        self._inbox.doubt()
+
+    async def aclose(self) -> None:
+        await self._background.drain()
+        await self._inbox.aclose()
+        await self._mux.aclose()
+
+    async def _linked(self, name: str, within: float) -> Link:
+        try:
+            return await self._mux.linked(within)
+        except NoAnswer:
+            raise
+        except FAILURES as error:
+            raise trouble(error, name) from error
+
+    async def _release_once(self, acquisition: Acquisition, within: float) -> Released:
+        repeated = acquisition.release_unanswered
+        link = self._mux.link or await self._linked(acquisition.name, within)
+        elsewhere = link.is_suspect
+        # A late copy of an acquire may come by a connection that this release does not follow.
+        number = 0 if elsewhere else link.number
+        tombstone = "1" if acquisition.asked - {number} else "0"
+        body = pack(
+            *acquisition.keys, acquisition.token, tombstone, self._inbox_prefix, self._client_id
+        )
+        notice = self._notice_released(acquisition.keys)
+        acquisition.release_unanswered = True
+        try:
+            if elsewhere:
+                reply = await self._borrowed(_RELEASE, body, acquisition.name, within)
+                notice(reply)
+            else:
+                answer = link.call(_RELEASE, body, within=within, on_reply=notice)
+                reply = _usable(await answer, acquisition.name)
+        except NameTakenError:
+            acquisition.release_unanswered = False
+            return Released(False, _NOT_A_LOCK, repeated)
+        acquisition.release_unanswered = False
+        return Released(reply[0] == 1, text(reply[1]), repeated)
+
+    async def _repeatable(self, script: Script, body: bytes, name: str, within: float) -> Any:
+        """A call that may be sent over any connection, however often."""
+        link = self._mux.link or await self._linked(name, within)
+        if link.is_suspect:
+            return await self._borrowed(script, body, name, within)
+        return _usable(await link.call(script, body, within=within), name)
+
+    async def _borrowed(self, script: Script, body: bytes, name: str, within: float) -> Any:
+        """One try over a connection of its own, while the link does not answer."""
+        try:
+            async with asyncio.timeout(within), self._borrowing:
+                held = await Held.take(self._pool)
+                try:
+                    await held.send(script.evalsha + body)
+                    reply = await held.read()
+                    if isinstance(reply, NoScriptError):
+                        await held.send(script.eval + body)
+                        reply = await held.read()
+                finally:
+                    await held.give_back()
+        except FAILURES as error:
+            raise trouble(error, name) from error
+        return _usable(reply, name)
+
+    # What replies and messages say about our own waiters; called where they are read, so that a
+    # cancelled caller cannot keep the news from the one whom it concerns.
+
+    def _notice_refused(self, reply: Any) -> None:
+        if isinstance(reply, list) and reply[0] == 0:
+            self._notice(text(reply[1]))
+
+    def _notice_released(self, keys: Keys) -> Callable[[Any], None]:
+        def notice(reply: Any) -> None:
+            if not isinstance(reply, list):
+                return
+            if reply[0] == 1:
+                self._hand_over(text(reply[1]), keys)
+            else:
+                self._notice(text(reply[1]))
+
+        return notice
+
+    def _receive(self, message: str) -> None:
+        value, _, lock_key = message.partition(" ")
+        self._hand_over(value, Keys.of_lock_key(lock_key))
+
+    def _notice(self, standing: str) -> None:
+        """*standing* holds: if that is a waiter of ours, it does not know yet."""
+        if self._client_id in standing and (value := _names.read_value(standing)):
+            waiter = self._ours.get(value.owner_token)
+            if waiter is not None:
+                waiter.poke()
+
+    def _hand_over(self, text_of_value: str, keys: Keys) -> None:
+        value = _names.read_value(text_of_value)
+        if value is None or value.client_id != self._client_id:
+            return
+        if value.owner_token not in self._ours:
+            stray = Acquisition(keys.lock, keys, value.owner_token)
+            self._background.start(
+                self.release(stray, within=self._request_timeout), "giving back a stray hand-off"
+            )
+        elif (waiter := self._ours[value.owner_token]) is not None:
+            waiter.hand_over(text_of_value)
+
+    def _poke_all(self) -> None:
+        for waiter in tuple(self._ours.values()):
+            if waiter is not None:
+                waiter.poke()
+
+    def _is_listening(self) -> bool:
+        return bool(self._listening)
+
+
+def _usable(reply: Any, name: str) -> Any:
+    """*reply*, if it is what a script returns."""
+    if isinstance(reply, NoAnswer):
+        raise reply
+    if isinstance(reply, Exception):
+        raise trouble(reply, name) from reply
+    return reply
+
+
+def _acquired(reply: Any, token: str, sent_at: float, link: int) -> Granted | Refused:
+    if reply[0] == 1:
+        _, fencing_token, ttl_left_ms, already = reply
+        return Granted(
+            f"{token}/{fencing_token}",
+            fencing_token,
+            _clock.deadline(sent_at, ttl_left_ms),
+            bool(already),
+        )
+    if reply[0] == -1:
+        raise AssertionError(f"an acquisition was given up and then went on: {token}")
+    _, value, ttl_left_ms, place, waiters, last_fencing_token = reply
+    return Refused(text(value), ttl_left_ms, place, waiters, last_fencing_token, sent_at, link)

@@ -1,0 +1,126 @@
+"""What is said over one connection: taking it from the pool, packing scripts, naming errors."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import resources
+from typing import Any, Final, cast
+
+from redis.asyncio import Connection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from .._errors import LockError, NameTakenError, NotAllowedError
+from ._api import NoAnswer
+
+# What the server says when it forbids a script, or something inside one (6.2 has other words).
+_FORBIDDEN: Final = re.compile(
+    r"NOPERM|ACL failure|user executing the script can't|unknown command|no permissions"
+)
+
+
+class Held:
+    """A connection of the pool, ours until `give_back`.
+
+    redis-py wraps each send and read in a timeout, and a first failure in retries with pauses,
+    which costs more than a lease does. Our own timers bound requests, so both are put aside.
+    """
+
+    def __init__(self, pool: ConnectionPool, connection: Connection) -> None:
+        self._pool = pool
+        self.connection = connection
+        self._settings = connection.socket_timeout, connection.retry
+        connection.retry = Retry(NoBackoff(), 0)
+
+    @classmethod
+    async def take(cls, pool: ConnectionPool) -> Held:
+        """A connected one; the caller bounds the time."""
+        held = cls(pool, cast(Connection, pool.get_available_connection()))  # type: ignore[no-untyped-call]
+        try:
+            await pool.ensure_connection(held.connection)
+        except BaseException:
+            await held.give_back()
+            raise
+        held.connection.socket_timeout = None
+        return held
+
+    async def give_back(self) -> None:
+        """Disconnected: nobody else can know which replies are still on their way."""
+        self.connection.socket_timeout, self.connection.retry = self._settings
+        try:
+            await self.connection.disconnect(nowait=True)
+        finally:
+            await self._pool.release(self.connection)
+
+    async def send(self, *packed: bytes) -> None:
+        await self.connection.send_packed_command(packed, check_health=False)
+
+    async def read(self, *, pushed: bool = False) -> Any:
+        """The next reply, an error reply as its exception; *pushed* messages too if asked."""
+        try:
+            return await self.connection.read_response(
+                disable_decoding=True, disconnect_on_error=False, push_request=pushed
+            )
+        except ResponseError as error:
+            return error
+        except RedisConnectionError as error:
+            # LOADING, NOAUTH and others are replies, although their classes say otherwise.
+            if type(error) is RedisConnectionError:
+                raise
+            return error
+
+
+class Script:
+    """A Lua script with a fixed number of keys and arguments."""
+
+    def __init__(self, name: str, *, keys: int, args: int) -> None:
+        text = resources.files(__package__).joinpath(f"lua/{name}.lua").read_bytes()
+        sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+        count = f"*{3 + keys + args}\r\n".encode()
+        self.name = name
+        self.evalsha = count + pack("EVALSHA", sha, str(keys))
+        self.eval = count + pack("EVAL", text, str(keys))
+
+
+def pack(*parts: str | bytes) -> bytes:
+    """*parts* as RESP bulk strings, without the count before them."""
+    out = []
+    for part in parts:
+        data = part.encode(errors="surrogateescape") if isinstance(part, str) else part
+        out.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(out)
+
+
+def command(*parts: str) -> bytes:
+    """*parts* as one RESP command."""
+    return b"*%d\r\n" % len(parts) + pack(*parts)
+
+
+def text(reply: bytes | str) -> str:
+    """A reply as text that `pack` turns into the same bytes, UTF-8 or not."""
+    return reply if isinstance(reply, str) else reply.decode(errors="surrogateescape")
+
+
+def trouble(error: BaseException, name: str) -> LockError | NoAnswer:
+    """The exception that *error* (an error reply, or a failure to connect) is to us."""
+    words = str(error) or type(error).__name__
+    if isinstance(error, NoPermissionError | AuthenticationError | AuthorizationError) or (
+        isinstance(error, ResponseError) and _FORBIDDEN.search(words)
+    ):
+        return NotAllowedError(f"the server forbids what a lock needs: {words}", name=name)
+    if "WRONGTYPE" in words:
+        return NameTakenError(f"a key of {name!r} holds something that is not a lock", name=name)
+    return NoAnswer(words, answered=isinstance(error, ResponseError))
+
+
+# Whatever redis-py, the operating system or our own timer says when a connection fails.
+FAILURES: Final = (RedisError, OSError, TimeoutError)

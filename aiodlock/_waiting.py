@@ -1,0 +1,334 @@
+"""Waiting for a lock: in the queue of its name, woken by hand-off or by polling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import numbers
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from . import _clock, _names
+from ._errors import LockTimeout, ServerUnreachable
+from ._store._api import Acquisition, Granted, NoAnswer, Refused, Store
+
+_log = logging.getLogger("aiodlock")
+
+# How long the answer to the last try may take, after the wait is over.
+LAST_TRY_S: Final = 0.1
+# With wait_timeout=None: how long no answer at all is borne, and when a long wait is logged.
+_PATIENCE_S: Final = 30.0
+# What the server counts as expired needs a moment more than the ms it told.
+_EXPIRY_SLACK_S: Final = 0.002
+
+
+_TOO_LATE: Final = NoAnswer("it was granted, but the answer took longer than its ttl")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waiting by polling, with growing pauses.
+
+    Pause k (from 0) lasts `min(maximum, initial * factor**k)` seconds times a random number in
+    [1 - jitter, 1].
+
+    Args:
+        initial: Seconds, more than 0.
+        factor: At least 1.
+        maximum: Seconds, at least *initial*.
+        jitter: Share of a pause that is random, 0 to 1.
+
+    Raises:
+        TypeError, ValueError: An argument is not a number, or out of its range.
+
+    Source: "Exponential Backoff And Jitter" (AWS Architecture Blog).
+    """
+
+    initial: float = 0.05
+    factor: float = 2.0
+    maximum: float = 1.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        for field in ("initial", "factor", "maximum", "jitter"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"Backoff's {field} must be a real number; got {value!r}")
+            if not math.isfinite(value):
+                raise ValueError(f"Backoff's {field} must be finite; got {value!r}")
+        if not self.initial > 0:
+            raise ValueError(f"Backoff's initial must be more than 0 seconds; got {self.initial!r}")
+        if not self.factor >= 1:
+            raise ValueError(f"Backoff's factor must be at least 1; got {self.factor!r}")
+        if not self.maximum >= self.initial:
+            raise ValueError(f"Backoff's maximum must be at least initial; got {self.maximum!r}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"Backoff's jitter must be from 0 to 1; got {self.jitter!r}")
+
+    def pause(self, k: int, chance: float) -> float:
+        """Seconds of pause *k*; *chance* is a random number in [0, 1)."""
+        try:
+            longest = min(self.maximum, self.initial * self.factor**k)
+        except OverflowError:
+            longest = self.maximum
+        return longest * (1 - self.jitter * chance)
+
+
+class Wait:
+    """One acquisition, from its first poll until it is granted or given up."""
+
+    def __init__(
+        self,
+        store: Store,
+        acquisition: Acquisition,
+        *,
+        ttl: float,
+        wait_timeout: float | None,
+        request_timeout: float,
+        retry: Backoff | None,
+        trusts_messages: bool,
+    ) -> None:
+        self._store = store
+        self._acquisition = acquisition
+        self._ttl_ms = _clock.ttl_ms(ttl)
+        self._alive = _clock.alive(ttl)
+        self._request_timeout = request_timeout
+        self._retry = retry
+        self._backoff = retry or Backoff()
+        self._trusts_messages = trusts_messages
+        self._is_closed = False
+        self._queues = wait_timeout != 0
+        self._started_at = _clock.now()
+        self._ends_at = math.inf if wait_timeout is None else self._started_at + wait_timeout
+        self._wake: asyncio.Future[None] | None = None
+        self._handed: str | None = None
+        self._poked = False
+        self._refused: Refused | None = None
+        self._trouble: NoAnswer | None = None
+        self._largest_seen = 0
+        self._failures = 0
+        self._pauses = 0
+        self._warned = False
+
+    # What wakes it (the store calls these where messages and replies are read).
+
+    def hand_over(self, value: str) -> None:
+        self._handed = value
+        self._rouse()
+
+    def poke(self) -> None:
+        self._poked = True
+        # Trouble has its own pace: a server that drops every connection must not be stormed.
+        if self._failures == 0:
+            self._rouse()
+
+    def close(self) -> None:
+        """The client closes: stop waiting."""
+        self._is_closed = True
+        self._rouse()
+
+    @property
+    def may_stand(self) -> bool:
+        """Whether something of this acquisition may be on the server, to be released."""
+        if not self._acquisition.was_sent:
+            return False
+        was_refused = self._refused is not None and not self._acquisition.asked
+        return self._queues or not was_refused
+
+    async def run(self) -> Granted:
+        """Poll, sleep, poll; bounded by the wait's end, or by silence of the server.
+
+        Raises:
+            LockTimeout, ServerUnreachable: Not got in time.
+            NotAllowedError, NameTakenError: Waiting is no use.
+            RuntimeError: The client was closed.
+        """
+        if not self._queues:
+            return await self._ask_once()
+        self._store.enlist(self._acquisition.token, self, listen=self._retry is None)
+        by_timer = False
+        while True:
+            is_last = self._is_over()
+            if granted := await self._poll(by_timer=by_timer):
+                return granted
+            if granted := self._take_hand_over():
+                return granted
+            if is_last:
+                raise self._gave_up()
+            if self._is_closed:
+                raise RuntimeError(
+                    f"the client was closed while waiting for {self._acquisition.name!r}"
+                )
+            by_timer = not await self._sleep(self._pause())
+            if granted := self._take_hand_over():
+                return granted
+
+    async def _ask_once(self) -> Granted:
+        """One request; asked again, within its time, only where its reply was lost."""
+        end = self._started_at + self._request_timeout
+        while True:
+            try:
+                answer = await self._store.acquire(
+                    self._acquisition,
+                    ttl_ms=self._ttl_ms,
+                    alive_ms=0,
+                    within=max(0.0, end - _clock.now()),
+                )
+            except NoAnswer as error:
+                self._trouble = error
+            else:
+                if isinstance(answer, Refused):
+                    self._refused = answer
+                    raise self._gave_up()
+                if answer.deadline > _clock.now():
+                    return answer
+                self._trouble = _TOO_LATE
+            pause = self._backoff.pause(self._failures, random.random())
+            self._failures += 1
+            if not self._acquisition.asked or _clock.now() + pause >= end:
+                raise self._gave_up()
+            await asyncio.sleep(pause)
+
+    async def _poll(self, *, by_timer: bool) -> Granted | None:
+        left = self._ends_at - _clock.now()
+        within = min(self._request_timeout, left if left > 0 else LAST_TRY_S)
+        self._poked = False
+        try:
+            answer = await self._store.acquire(
+                self._acquisition,
+                ttl_ms=self._ttl_ms,
+                alive_ms=_clock.ttl_ms(self._alive),
+                within=within,
+            )
+        except NoAnswer as error:
+            self._trouble = error
+            self._failures += 1
+            return None
+        if isinstance(answer, Granted) and answer.deadline <= _clock.now():
+            self._trouble = _TOO_LATE
+            self._failures += 1
+            return None
+        if isinstance(answer, Granted):
+            if answer.already and by_timer and self._handed is None and self._retry is None:
+                self._store.doubt_inbox()
+            return answer
+        self._failures = 0
+        self._refused = answer
+        self._largest_seen = max(self._largest_seen, answer.last_fencing_token)
+        return None
+
+    def _take_hand_over(self) -> Granted | None:
+        """The grant that a message brought, if the message can be trusted; else poll for it.
+
+        An old message, delivered late, would make two holders: it must come while our last
+        answered poll still keeps us alive on the server, and be newer than that answer.
+        """
+        text, self._handed = self._handed, None
+        refused = self._refused
+        value = _names.read_value(text) if text else None
+        if text is None or value is None or refused is None:
+            return None
+        deadline = _clock.deadline(refused.sent_at, _clock.ttl_ms(self._alive))
+        if (
+            self._trusts_messages
+            and refused.link == self._store.link
+            and value.fencing_token > self._largest_seen
+            and deadline - _clock.now() >= _clock.poll_interval(self._alive)
+        ):
+            return Granted(text, value.fencing_token, deadline, already=True)
+        self._poked = True
+        return None
+
+    def _pause(self) -> float:
+        """Seconds until the next poll, unless something wakes us."""
+        longest = _clock.poll_interval(self._alive)
+        if self._failures:
+            return min(longest, Backoff().pause(self._failures - 1, random.random()))
+        if self._retry is not None or not self._store.hears:
+            self._pauses += 1
+            pause = min(longest, self._backoff.pause(self._pauses - 1, random.random()))
+        else:
+            pause = longest * (1 - 0.1 * random.random())
+        refused = self._refused
+        if refused is not None and refused.place == 0 and refused.ttl_left_ms >= 0:
+            pause = min(pause, refused.ttl_left_ms / 1000 + _EXPIRY_SLACK_S)
+        return pause
+
+    async def _sleep(self, pause: float) -> bool:
+        """Until woken, at most *pause* seconds, never beyond the end: was it woken?"""
+        if self._is_woken:
+            return True
+        self._tell_of_a_long_wait()
+        loop = asyncio.get_running_loop()
+        wake = self._wake = loop.create_future()
+        pause = max(0.0, min(pause, self._ends_at - _clock.now()))
+        timer = loop.call_later(pause, _set, wake)
+        try:
+            await wake
+        finally:
+            timer.cancel()
+            self._wake = None
+        return self._is_woken
+
+    @property
+    def _is_woken(self) -> bool:
+        return self._handed is not None or self._is_closed or (self._poked and not self._failures)
+
+    def _rouse(self) -> None:
+        if self._wake is not None:
+            _set(self._wake)
+
+    def _is_over(self) -> bool:
+        now = _clock.now()
+        if self._ends_at < math.inf:
+            return now >= self._ends_at
+        return now - self._answered_at() >= _PATIENCE_S
+
+    def _answered_at(self) -> float:
+        return self._started_at if self._refused is None else self._refused.sent_at
+
+    def _gave_up(self) -> LockTimeout | ServerUnreachable:
+        name, refused = self._acquisition.name, self._refused
+        silent_s = _clock.now() - self._answered_at()
+        fresh_s = self._request_timeout + _clock.poll_interval(self._alive)
+        if refused is None or (self._trouble is not None and silent_s > fresh_s):
+            error = ServerUnreachable(
+                f"no usable answer about the lock {name!r} for {silent_s:.1f} s: {self._trouble}",
+                name=name,
+            )
+            error.__cause__ = self._trouble and (self._trouble.__cause__ or self._trouble)
+            return error
+        holder = _names.holder(refused.value)
+        ttl_left = None if refused.ttl_left_ms < 0 else refused.ttl_left_ms / 1000
+        return LockTimeout(
+            f"the lock {name!r} was not got in time: {holder} holds it, {refused.waiters} wait",
+            name=name,
+            holder=holder,
+            ttl_left=ttl_left,
+            waiters=refused.waiters,
+        )
+
+    def _tell_of_a_long_wait(self) -> None:
+        """Once: about a key that will never expire, or a wait that has become long."""
+        refused = self._refused
+        if self._warned or refused is None:
+            return
+        waited_s = _clock.now() - self._started_at
+        if refused.ttl_left_ms == -1 or waited_s > _PATIENCE_S:
+            self._warned = True
+            _log.warning(
+                "waiting for the lock %r for %.0f s: %s holds it, %s",
+                self._acquisition.name,
+                waited_s,
+                _names.holder(refused.value),
+                "without a TTL"
+                if refused.ttl_left_ms == -1
+                else f"{refused.ttl_left_ms / 1000:.1f} s left",
+            )
+
+
+def _set(wake: asyncio.Future[None]) -> None:
+    if not wake.done():
+        wake.set_result(None)
