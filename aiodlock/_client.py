@@ -62,8 +62,10 @@ class LockClient:
         request_timeout: float = 2.0,
         label: str | None = None,
     ) -> None:
-        _check_redis(redis)
-        self._redis: Redis = redis
+        # redis-py takes half a second to import; who never locks anything need not wait for it.
+        from ._store import _source
+
+        self._redis = _source.checked(redis)
         self._renew: Callable[[], Redis] | None = None  # None: the user's, never closed by us.
         self._prefix = _names.checked_prefix(prefix)
         self._ttl = _clock.ttl_seconds("ttl", ttl)
@@ -92,7 +94,9 @@ class LockClient:
         `memory://` runs on fakeredis in this process, for tests; clients with the same
         `memory://<word>` share one memory, and `memory://` alone is shared with nobody.
         """
-        renew = functools.partial(_redis_of_url, url)
+        from ._store import _source
+
+        renew = functools.partial(_source.of_url, url)
         client = cls(
             renew(),
             prefix=prefix,
@@ -263,7 +267,6 @@ class LockClient:
             self._redis = self._renew()
 
     def _new_session(self) -> Session:
-        # redis-py takes half a second to import; who never locks anything need not wait for it.
         from ._store._redis import RedisStore
 
         client_id = _names.new_client_id()
@@ -288,55 +291,16 @@ class LockClient:
 
     def _forget_parent(self) -> None:
         """In a forked child: nothing inherited is closed or written, for the parent uses it."""
+        from ._store import _source
+
         if self._session is not None:
             self._session.disown()
         _inherited.append((self._session, self._redis))
         self._session = self._closing = None
-        self._redis = self._renew() if self._renew is not None else _with_new_pool(self._redis)
-
-
-def _redis_of_url(url: str) -> Redis:
-    if url.startswith("memory://"):
-        return _memory(url.removeprefix("memory://"))
-    from redis.asyncio import Redis
-
-    return Redis.from_url(url)
-
-
-def _memory(word: str) -> Redis:
-    try:
-        from fakeredis import FakeAsyncRedis, FakeServer
-    except ImportError:
-        raise RuntimeError("memory:// needs fakeredis: pip install 'aiodlock[testing]'") from None
-    server = _memories.get(word) if word else None
-    if server is None:
-        server = FakeServer()
-        if word:
-            _memories[word] = server
-    return FakeAsyncRedis(server=server)
-
-
-def _check_redis(redis: object) -> None:
-    from redis.asyncio import Redis
-
-    if not isinstance(redis, Redis):
-        raise TypeError(f"LockClient takes a redis.asyncio.Redis; got {redis!r}")
-    if redis.connection_pool.max_connections < 2:
-        raise ValueError(
-            "LockClient needs a pool of at least 2 connections, one for requests and one for "
-            "messages; got max_connections=1"
-        )
-
-
-def _with_new_pool(redis: Redis) -> Redis:
-    pool = redis.connection_pool
-    return type(redis)(
-        connection_pool=type(pool)(
-            connection_class=pool.connection_class,
-            max_connections=pool.max_connections,
-            **pool.connection_kwargs,
-        )
-    )
+        if self._renew is not None:
+            self._redis = self._renew()
+        else:
+            self._redis = _source.with_new_pool(self._redis)
 
 
 def _forget_parents() -> None:
@@ -347,7 +311,6 @@ def _forget_parents() -> None:
 _clients: weakref.WeakSet[LockClient] = weakref.WeakSet()
 # What a forked child inherited stays alive: its destruction would close the parent's sockets.
 _inherited: list[object] = []
-_memories: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parents)

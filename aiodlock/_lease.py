@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import types
 import warnings
 from collections.abc import Callable
@@ -15,16 +14,13 @@ from ._body import Body, is_loop_running
 from ._cleanup import Background
 from ._errors import LeaseLostError, LockError, LostReason, ServerUnreachable
 from ._store._api import Acquisition, Granted, NoAnswer, NotOurs, Released, Store
+from ._validity import Asked, State, Validity
 
 _log = logging.getLogger("aiodlock")
 
 # How long a cancelled caller waits for the answer to a release.
 CANCELLED_S: Final = 1.0
 _RETRY_S: Final = 0.05
-# A deadline that is noticed later than this was noticed late because the loop stood still.
-_STALL_S: Final = 0.1
-
-State = Literal["held", "at_risk", "lost", "released"]
 
 
 class Terms(NamedTuple):
@@ -42,12 +38,13 @@ class Extension(NamedTuple):
 
     acquisition: Acquisition
     value: str
-    ttl_ms: int
-    is_last: bool  # max_hold allows no longer one.
+    asked: Asked
 
     async def send(self, store: Store, *, within: float) -> float | NotOurs:
         """The new deadline, or what stands in the key."""
-        return await store.extend(self.acquisition, self.value, ttl_ms=self.ttl_ms, within=within)
+        return await store.extend(
+            self.acquisition, self.value, ttl_ms=self.asked.ttl_ms, within=within
+        )
 
 
 class Watch(Protocol):
@@ -77,12 +74,9 @@ class Lease:
         self._terms = terms
         self._value = granted.value
         self._fencing_token = granted.fencing_token
-        self._deadline = granted.deadline
-        self._ends_at = math.inf if terms.max_hold is None else _clock.now() + terms.max_hold
-        self._state: State = "held"
-        self._reason: LostReason | None = None
-        self._is_asking = False  # An extension went out, and none was answered since.
-        self._is_cut = False  # max_hold allows no extension beyond the last one.
+        self._validity = Validity(
+            granted.deadline, auto_extend=terms.auto_extend, max_hold=terms.max_hold
+        )
         self._is_gone = False  # Nothing of this acquisition is left that we could remove.
         self._body: Body | None = None
         self._body_left: asyncio.Event | None = None
@@ -115,19 +109,18 @@ class Lease:
     @property
     def state(self) -> State:
         """`held`, `at_risk` (an extension failed), `lost` or `released`; by the clock, no I/O."""
-        if self._is_open() and self._left() <= 0:
-            return "lost"
-        return self._state
+        is_over = self._validity.is_open and self._validity.left <= 0
+        return "lost" if is_over else self._validity.state
 
     @property
     def remaining(self) -> float:
         """Seconds to the deadline, a little less than the server has; 0 when it is over."""
-        return max(0.0, self._left()) if self._is_open() else 0.0
+        return max(0.0, self._validity.left) if self._validity.is_open else 0.0
 
     @property
     def is_held(self) -> bool:
         """Whether it may still be believed in, by the clock; no I/O."""
-        return self._is_open() and self._left() > 0
+        return self._validity.is_open and self._validity.left > 0
 
     def check(self, min_left: float = 0.0) -> None:
         """Return if the lease is held for *min_left* seconds more; call it before what cannot
@@ -145,9 +138,9 @@ class Lease:
         """
         min_left = _clock.seconds("min_left", min_left, minimum=0)
         self._raise_unless_open()
-        left = self._left()
+        left = self._validity.left
         if left <= 0:
-            self._lose_at_deadline()
+            self._lose(self._validity.reason_at_deadline())
             raise self._lost_error()
         if left < min_left:
             raise LeaseLostError(
@@ -188,7 +181,7 @@ class Lease:
             try:
                 answer = await extension.send(self._store, within=within)
             except NoAnswer as error:
-                self._endanger()
+                self._validity.endanger()
                 self.check()
                 if _clock.now() + _RETRY_S >= end:
                     raise ServerUnreachable(
@@ -233,11 +226,11 @@ class Lease:
 
         No server calls. Cancellation: changes nothing.
         """
-        if self._is_open():
+        if self._validity.is_open:
             if self._over is None:
                 self._over = asyncio.Event()
             await self._over.wait()
-        return self._reason
+        return self._validity.reason
 
     async def __aenter__(self) -> Self:
         self._raise_unless_open()
@@ -257,8 +250,7 @@ class Lease:
         if isinstance(error, GeneratorExit) and not is_loop_running():
             # The loop is gone, and the coroutine is destroyed: nothing can be sent any more.
             return self._abandon()
-        if self._is_open() and self._left() <= 0:
-            self._lose_at_deadline()
+        self._notice_deadline()
         failure: BaseException | None = None
         is_our_cancel = False
         try:
@@ -285,7 +277,7 @@ class Lease:
         )
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if getattr(self, "_state", "released") not in ("held", "at_risk"):
+        if not self._validity.is_open:
             return
         watch, token, store = self._watch, self.owner_token, self._store
 
@@ -305,18 +297,19 @@ class Lease:
             stacklevel=2,
         )
 
-    # What the rooms above do with it. All changes of state are here, without I/O.
+    # What the rooms above do with it.
 
     @property
     def deadline(self) -> float:
         """Instant on our clock until which it may be believed in."""
-        return min(self._deadline, self._ends_at)
+        return self._validity.deadline
 
     @property
     def wants_extension(self) -> bool:
         """Whether the watchdog is to go on: also for a body that a closing client waits for."""
-        is_leaving = self._reason is LostReason.CLOSED and self._body is not None
-        return (self._is_open() or is_leaving) and not self._is_cut and not self._is_gone
+        is_leaving = self._validity.reason is LostReason.CLOSED and self._body is not None
+        is_wanted = self._validity.is_open or is_leaving
+        return is_wanted and not self._validity.is_cut and not self._is_gone
 
     @property
     def is_gone(self) -> bool:
@@ -339,57 +332,26 @@ class Lease:
         """From now on *watch* looks after it."""
         self._watch = watch
 
-    def _is_open(self) -> bool:
-        return self._state in ("held", "at_risk")
-
-    def _left(self) -> float:
-        return self.deadline - _clock.now()
-
     def _begin_extension(self, ttl: float) -> Extension:
-        self._is_asking = True
-        ttl_ms = _clock.ttl_ms(ttl)
-        if self._ends_at == math.inf:
-            return Extension(self._acquisition, self._value, ttl_ms, is_last=False)
-        most_ms = max(1, math.floor((self._ends_at - _clock.now()) * 1000))
-        return Extension(
-            self._acquisition, self._value, min(ttl_ms, most_ms), is_last=ttl_ms > most_ms
-        )
+        return Extension(self._acquisition, self._value, self._validity.ask(ttl))
 
     def _end_extension(self, extension: Extension, answer: float | NotOurs) -> None:
-        self._is_asking = False
-        self._is_cut = self._is_cut or extension.is_last
         if isinstance(answer, NotOurs):
-            self._lose(self._reason_for(answer.value))
-            return
-        self._deadline = max(self._deadline, answer)
-        if self._state == "at_risk":
-            self._state = "held"
+            self._lose(self._validity.reason_for(answer.value))
+        else:
+            self._validity.prolong(answer, is_last=extension.asked.is_last)
 
     def _endanger(self) -> None:
-        if self._state == "held":
-            self._state = "at_risk"
+        self._validity.endanger()
 
-    def _reason_for(self, standing: str) -> LostReason:
-        if standing:
-            return LostReason.STOLEN
-        return LostReason.DELETED if self._left() > 0 else LostReason.EXPIRED
-
-    def _lose_at_deadline(self) -> None:
-        """The deadline is over; say why, by what was under way then."""
-        if self._is_cut or self._ends_at <= self._deadline:
-            self._lose(LostReason.MAX_HOLD)
-        elif not self._terms.auto_extend and not self._is_asking:
-            self._lose(LostReason.EXPIRED)
-        elif self._is_asking and -self._left() <= _STALL_S:
-            self._lose(LostReason.UNREACHABLE)
-        else:
-            self._lose(LostReason.LOOP_STALLED)
+    def _notice_deadline(self) -> None:
+        if self._validity.is_open and self._validity.left <= 0:
+            self._lose(self._validity.reason_at_deadline())
 
     def _lose(self, reason: LostReason, *, tell_body: bool = True) -> None:
         """Once: tell the body, and whoever waits for it."""
-        if not self._is_open():
+        if not self._validity.lose(reason):
             return
-        self._state, self._reason = "lost", reason
         _log.info("lost the lease of %r: %s", self.name, reason.value)
         self._tell_over()
         if self._watch is not None and reason is not LostReason.CLOSED:
@@ -405,8 +367,7 @@ class Lease:
             self._watch.stop()
 
     async def _release(self) -> Released:
-        if self._is_open():
-            self._state = "released"
+        if self._validity.release():
             self._tell_over()
         ending = None if self._watch is None else self._watch.stop()
         try:
@@ -432,22 +393,22 @@ class Lease:
 
     def _judge(self, released: Released) -> None:
         """A release that found nothing of ours says that the lease was lost before."""
-        if self._state == "released" and not released.removed and not released.repeated:
-            self._state, self._reason = "lost", self._reason_for(released.value)
+        if not released.removed and not released.repeated:
+            self._validity.find_gone(released.value)
 
     def _conclude(
         self, error: BaseException | None, failure: BaseException | None, *, is_our_cancel: bool
     ) -> None:
         """Say what the end of the body was: its own error wins, then the loss, then the rest."""
         if error is not None and not is_our_cancel:
-            if self._reason is not None and not isinstance(error, LeaseLostError):
+            if self._validity.reason is not None and not isinstance(error, LeaseLostError):
                 error.add_note(f"aiodlock: {self._lost_error()}")
             if failure is not None:
                 error.add_note(f"aiodlock: the release of {self.name!r} failed: {failure}")
             return
         if failure is not None:
             _log.warning("the release of %r failed, its ttl will free it: %s", self.name, failure)
-        if self._reason is not None:
+        if self._validity.reason is not None:
             raise self._lost_error()
 
     def _tell_over(self) -> None:
@@ -455,11 +416,12 @@ class Lease:
             self._over.set()
 
     def _raise_unless_open(self) -> None:
-        if self._state == "released":
+        if self._validity.state == "released":
             raise RuntimeError(f"this lease of {self.name!r} was released")
-        if self._state == "lost":
+        if self._validity.state == "lost":
             raise self._lost_error()
 
     def _lost_error(self) -> LeaseLostError:
-        assert self._reason is not None
-        return LeaseLostError(name=self.name, fencing_token=self.fencing_token, reason=self._reason)
+        reason = self._validity.reason
+        assert reason is not None
+        return LeaseLostError(name=self.name, fencing_token=self.fencing_token, reason=reason)

@@ -147,7 +147,7 @@ class Wait:
         """
         if not self._queues:
             return await self._ask_once()
-        self._store.enlist(self._acquisition.token, self, listen=self._retry is None)
+        self._store.enlist(self._acquisition.token, self)
         by_timer = False
         while True:
             is_last = self._is_over()
@@ -214,6 +214,8 @@ class Wait:
             if answer.already and by_timer and self._handed is None and self._retry is None:
                 self._store.doubt_inbox()
             return answer
+        if self._refused is None and self._retry is None:
+            self._store.listen(self._acquisition.token)
         self._failures = 0
         self._refused = answer
         self._largest_seen = max(self._largest_seen, answer.last_fencing_token)

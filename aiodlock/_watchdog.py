@@ -64,7 +64,7 @@ class Watchdog:
         if lease.remaining > 0:
             self._end = self._loop.call_later(lease.remaining, self._on_deadline)
         else:
-            lease._lose_at_deadline()
+            lease._notice_deadline()
 
     def _on_deadline(self) -> None:
         lease = self._lease()

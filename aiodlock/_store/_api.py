@@ -130,8 +130,11 @@ class Store(Protocol):
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing: ...
 
-    def enlist(self, token: str, waiter: Waiter, *, listen: bool) -> None:
-        """Tell *waiter* what concerns *token*; *listen*: hear the messages of other clients."""
+    def enlist(self, token: str, waiter: Waiter) -> None:
+        """Tell *waiter* what concerns *token*."""
+
+    def listen(self, token: str) -> None:
+        """Hear the messages of other clients, for as long as *token* waits."""
 
     def hold(self, token: str) -> None:
         """*token* waits no longer; hand-offs to it are expected and change nothing."""

@@ -116,11 +116,12 @@ class RedisStore:
         reply = await self._repeatable(_INSPECT, pack(keys.lock, keys.queue), name, within)
         return Standing(text(reply[0]), reply[1], reply[2])
 
-    def enlist(self, token: str, waiter: Waiter, *, listen: bool) -> None:
+    def enlist(self, token: str, waiter: Waiter) -> None:
         self._ours[token] = waiter
-        if listen:
-            self._listening.add(token)
-            self._inbox.start()
+
+    def listen(self, token: str) -> None:
+        self._listening.add(token)
+        self._inbox.start()
 
     def hold(self, token: str) -> None:
         self._ours[token] = None

@@ -1,0 +1,59 @@
+"""From what the user has to a client of redis-py."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from redis.asyncio import Redis
+
+
+def of_url(url: str) -> Redis:
+    """A new client for *url*."""
+    if url.startswith("memory://"):
+        return _memory(url.removeprefix("memory://"))
+    return Redis.from_url(url)
+
+
+def _memory(word: str) -> Redis:
+    try:
+        from fakeredis import FakeAsyncRedis, FakeServer
+    except ImportError:
+        raise RuntimeError("memory:// needs fakeredis: pip install 'aiodlock[testing]'") from None
+    server = _memories.get(word) if word else None
+    if server is None:
+        server = FakeServer()
+        if word:
+            _memories[word] = server
+    return FakeAsyncRedis(server=server)
+
+
+def checked(redis: object) -> Redis:
+    """*redis* if locks can be kept there."""
+    if not isinstance(redis, Redis):
+        # By its type: the thing itself may be a URL with a password.
+        raise TypeError(
+            "LockClient takes a redis.asyncio.Redis (and LockClient.from_url a URL); "
+            f"got a {type(redis).__module__}.{type(redis).__qualname__}"
+        )
+    if redis.connection_pool.max_connections < 2:
+        raise ValueError(
+            "LockClient needs a pool of at least 2 connections, one for requests and one for "
+            "messages; got max_connections=1"
+        )
+    return redis
+
+
+def with_new_pool(redis: Redis) -> Redis:
+    """The same server and options, with none of the connections."""
+    pool = redis.connection_pool
+    return type(redis)(
+        connection_pool=type(pool)(
+            connection_class=pool.connection_class,
+            max_connections=pool.max_connections,
+            **pool.connection_kwargs,
+        )
+    )
+
+
+_memories: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()

@@ -1,0 +1,106 @@
+"""Until when a lease may be believed in, in which state it is; pure, but for reading the clock."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal, NamedTuple
+
+from . import _clock
+from ._errors import LostReason
+
+# A deadline that is noticed later than this was noticed late because the loop stood still.
+_STALL_S: Final = 0.1
+
+State = Literal["held", "at_risk", "lost", "released"]
+
+
+class Asked(NamedTuple):
+    """What an extension asks for; *is_last*: max_hold allows no longer one."""
+
+    ttl_ms: int
+    is_last: bool
+
+
+class Validity:
+    """All changes of a lease's state, and why they happen."""
+
+    def __init__(self, deadline: float, *, auto_extend: bool, max_hold: float | None) -> None:
+        self.state: State = "held"
+        self.reason: LostReason | None = None
+        self.is_cut = False  # max_hold allows no extension beyond the last one.
+        self._deadline = deadline
+        self._ends_at = math.inf if max_hold is None else _clock.now() + max_hold
+        self._auto_extend = auto_extend
+        self._is_asking = False  # An extension went out, and none was answered since.
+
+    @property
+    def deadline(self) -> float:
+        """Instant on our clock until which the lease may be believed in."""
+        return min(self._deadline, self._ends_at)
+
+    @property
+    def left(self) -> float:
+        """Seconds to the deadline; negative after it."""
+        return self.deadline - _clock.now()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither lost nor released, as far as anybody noticed."""
+        return self.state in ("held", "at_risk")
+
+    def ask(self, ttl: float) -> Asked:
+        """Begin an extension, cut so that the key ends at grant + max_hold."""
+        self._is_asking = True
+        ttl_ms = _clock.ttl_ms(ttl)
+        if self._ends_at == math.inf:
+            return Asked(ttl_ms, is_last=False)
+        most_ms = max(1, math.floor((self._ends_at - _clock.now()) * 1000))
+        return Asked(min(ttl_ms, most_ms), is_last=ttl_ms > most_ms)
+
+    def prolong(self, deadline: float, *, is_last: bool) -> None:
+        """An extension was answered; a deadline never moves back."""
+        self._is_asking = False
+        self.is_cut = self.is_cut or is_last
+        self._deadline = max(self._deadline, deadline)
+        if self.state == "at_risk":
+            self.state = "held"
+
+    def endanger(self) -> None:
+        """An extension failed, or was not answered."""
+        if self.state == "held":
+            self.state = "at_risk"
+
+    def lose(self, reason: LostReason) -> bool:
+        """Whether that is news."""
+        if not self.is_open:
+            return False
+        self.state, self.reason = "lost", reason
+        return True
+
+    def release(self) -> bool:
+        """Whether that is news."""
+        if not self.is_open:
+            return False
+        self.state = "released"
+        return True
+
+    def find_gone(self, standing: str) -> None:
+        """The release found *standing* in the key: it was lost before, unnoticed."""
+        if self.state == "released":
+            self.state, self.reason = "lost", self.reason_for(standing)
+
+    def reason_for(self, standing: str) -> LostReason:
+        """Why *standing* is in the key, in place of our value."""
+        if standing:
+            return LostReason.STOLEN
+        return LostReason.DELETED if self.left > 0 else LostReason.EXPIRED
+
+    def reason_at_deadline(self) -> LostReason:
+        """Why the deadline is over, by what was under way then."""
+        if self.is_cut or self._ends_at <= self._deadline:
+            return LostReason.MAX_HOLD
+        if not self._auto_extend and not self._is_asking:
+            return LostReason.EXPIRED
+        if self._is_asking and -self.left <= _STALL_S:
+            return LostReason.UNREACHABLE
+        return LostReason.LOOP_STALLED
