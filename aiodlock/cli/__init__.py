@@ -1,0 +1,56 @@
+"""The command `aiodlock`: one subcommand per file of this room.
+
+A subcommand is a module with `add_to(subparsers)`, which sets `run` to a function from the
+parsed arguments to an exit code. To add one, write the module and put it into `_COMMANDS`.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import cast
+
+from aiodlock.cli import _demo
+
+__all__ = ["main"]
+
+_COMMANDS = (_demo,)
+_INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
+_READER_GONE = 141  # the same for SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that *argv* names; its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return cast(int, args.run(args))
+    except KeyboardInterrupt:
+        print("\naiodlock: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return _READER_GONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aiodlock", description="Distributed locks on Redis and Valkey, for asyncio."
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_to(subparsers)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return f"aiodlock {version('aiodlock')}"
+    except PackageNotFoundError:
+        return "aiodlock, run from a source tree that is not installed"
+
+
+def _drop_stdout() -> None:
+    # Python flushes stdout once more at exit; that would print a second BrokenPipeError.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
