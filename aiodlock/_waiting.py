@@ -76,6 +76,9 @@ class Backoff:
         return longest * (1 - self.jitter * chance)
 
 
+_DEFAULT_BACKOFF: Final = Backoff()
+
+
 class Wait:
     """One acquisition, from its first poll until it is granted or given up."""
 
@@ -96,7 +99,7 @@ class Wait:
         self._alive = _clock.alive(ttl)
         self._request_timeout = request_timeout
         self._retry = retry
-        self._backoff = retry or Backoff()
+        self._backoff = retry or _DEFAULT_BACKOFF
         self._trusts_messages = trusts_messages
         self._is_closed = False
         self._queues = wait_timeout != 0
@@ -247,7 +250,7 @@ class Wait:
         """Seconds until the next poll, unless something wakes us."""
         longest = _clock.poll_interval(self._alive)
         if self._failures:
-            return min(longest, Backoff().pause(self._failures - 1, random.random()))
+            return min(longest, _DEFAULT_BACKOFF.pause(self._failures - 1, random.random()))
         if self._retry is not None or not self._store.hears:
             self._pauses += 1
             pause = min(longest, self._backoff.pause(self._pauses - 1, random.random()))

@@ -125,6 +125,8 @@ class Link:
                 await self._held.send(*batch)
         except Exception as error:  # A transport may fail in ways of its own.
             self.drop(str(error))
+        finally:
+            self.drop("its writer was cancelled")
 
     async def _read(self) -> None:
         try:
@@ -132,6 +134,8 @@ class Link:
                 self._answer(await self._held.read())
         except Exception as error:
             self.drop(str(error))
+        finally:
+            self.drop("its reader was cancelled")
 
     async def _close(self) -> None:
         self._writer.cancel()
