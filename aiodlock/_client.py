@@ -268,11 +268,14 @@ class LockClient:
 
     def _new_session(self) -> Session:
         from ._store._redis import RedisStore
+        from ._store._router import Primary
 
         client_id = _names.new_client_id()
         label = self._label or _names.label_of_host(socket.gethostname(), os.getpid())
         store = RedisStore(
-            self._redis.connection_pool,
+            functools.partial(
+                Primary, self._redis.connection_pool, request_timeout=self._request_timeout
+            ),
             prefix=self._prefix,
             client_id=client_id,
             request_timeout=self._request_timeout,

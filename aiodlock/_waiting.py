@@ -238,7 +238,7 @@ class Wait:
         deadline = _clock.deadline(refused.sent_at, _clock.ttl_ms(self._alive))
         if (
             self._trusts_messages
-            and refused.link == self._store.link
+            and self._store.is_current(refused.link)
             and value.fencing_token > self._largest_seen
             and deadline - _clock.now() >= _clock.poll_interval(self._alive)
         ):

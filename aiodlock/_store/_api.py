@@ -108,9 +108,8 @@ class Store(Protocol):
         NotAllowedError, NameTakenError: Trying again is no use.
     """
 
-    @property
-    def link(self) -> int:
-        """The connection that carries requests now; another number after it was lost."""
+    def is_current(self, link: int) -> bool:
+        """Whether the connection that answered a `Refused` is still there."""
 
     @property
     def hears(self) -> bool:

@@ -7,10 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from redis.asyncio import ConnectionPool
-
 from ._api import NoAnswer
-from ._wire import FAILURES, Held, command, text, trouble
+from ._wire import FAILURES, Held, Source, command, text, trouble
 
 _log = logging.getLogger("aiodlock")
 
@@ -27,7 +25,7 @@ class Inbox:
 
     def __init__(
         self,
-        pool: ConnectionPool,
+        source: Callable[[], Source],
         channel: str,
         *,
         request_timeout: float,
@@ -36,7 +34,7 @@ class Inbox:
         is_needed: Callable[[], bool],
     ) -> None:
         self.hears = False
-        self._pool = pool
+        self._source = source
         self._channel = channel
         self._request_timeout = request_timeout
         self._on_message = on_message
@@ -86,7 +84,7 @@ class Inbox:
         was_heard = False
         try:
             async with asyncio.timeout(self._request_timeout):
-                self._held = held = await Held.take(self._pool)
+                self._held = held = await Held.take(self._source())
                 await held.send(command("SUBSCRIBE", self._channel))
                 _checked(await held.read(pushed=True), self._channel)
             was_heard = self.hears = True

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from redis.asyncio import ConnectionPool
 from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError
 
 from ._api import NoAnswer
-from ._wire import FAILURES, Held, Script
+from ._wire import FAILURES, Held, Script, Source
 
 # A timer that is later than this says that the loop stood still, not the server.
 _STALL_S: Final = 0.05
@@ -203,19 +202,20 @@ class Multiplexer:
     """The link that carries requests now, made anew when it was lost and one is needed."""
 
     def __init__(
-        self, pool: ConnectionPool, *, request_timeout: float, on_lost: Callable[[], None]
+        self,
+        source: Source,
+        numbers: Iterator[int],
+        *,
+        request_timeout: float,
+        on_lost: Callable[[], None],
     ) -> None:
         self.link: Link | None = None
-        self._pool = pool
+        self._source = source
         self._request_timeout = request_timeout
         self._on_lost = on_lost
-        self._numbers = itertools.count(1)
+        self._numbers = numbers  # None is used twice.
         self._connecting: asyncio.Task[BaseException | None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-
-    def next_number(self) -> int:
-        """A number for a connection; none is used twice."""
-        return next(self._numbers)
 
     async def linked(self, within: float) -> Link:
         """The link, connected for all who ask at once.
@@ -251,13 +251,13 @@ class Multiplexer:
         """Never raises: several may wait for this, or nobody."""
         try:
             async with asyncio.timeout(self._request_timeout):
-                held = await Held.take(self._pool)
+                held = await Held.take(self._source)
         except FAILURES as error:
             return error
         finally:
             self._connecting = None
         self.link = Link(
-            self.next_number(),
+            next(self._numbers),
             held,
             request_timeout=self._request_timeout,
             on_lost=self._forget,

@@ -1,4 +1,4 @@
-"""Leases on one primary: runs a script, reads its answer."""
+"""Leases on a primary: runs a script, reads its answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from redis.asyncio import ConnectionPool
 from redis.exceptions import NoScriptError
 
 from .. import _clock, _names
@@ -24,7 +23,8 @@ from ._api import (
     Waiter,
 )
 from ._inbox import Inbox
-from ._mux import Link, Multiplexer
+from ._mux import Link
+from ._router import Router
 from ._wire import FAILURES, Held, Script, pack, text, trouble
 
 _ACQUIRE: Final = Script("acquire", keys=4, args=4)
@@ -37,12 +37,20 @@ _RELEASE_PAUSE_S: Final = 0.05
 
 
 class RedisStore:
-    """One Redis or Valkey primary, over one connection for requests and one for messages."""
+    """Redis or Valkey, over one connection to each primary and one for messages.
+
+    Args:
+        router: Makes the router, given what to call when a connection was lost.
+    """
 
     def __init__(
-        self, pool: ConnectionPool, *, prefix: str, client_id: str, request_timeout: float
+        self,
+        router: Callable[[Callable[[], None]], Router],
+        *,
+        prefix: str,
+        client_id: str,
+        request_timeout: float,
     ) -> None:
-        self._pool = pool
         self._client_id = client_id
         self._inbox_prefix = _names.inbox_prefix(prefix)
         self._request_timeout = request_timeout
@@ -50,9 +58,9 @@ class RedisStore:
         self._listening: set[str] = set()
         self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
         self._background = Background()
-        self._mux = Multiplexer(pool, request_timeout=request_timeout, on_lost=self._poke_all)
+        self._router = router(self._poke_all)
         self._inbox = Inbox(
-            pool,
+            self._router.inbox_source,
             _names.inbox(prefix, client_id),
             request_timeout=request_timeout,
             on_message=self._receive,
@@ -60,9 +68,8 @@ class RedisStore:
             is_needed=self._is_listening,
         )
 
-    @property
-    def link(self) -> int:
-        return 0 if self._mux.link is None else self._mux.link.number
+    def is_current(self, link: int) -> bool:
+        return self._router.is_current(link)
 
     @property
     def hears(self) -> bool:
@@ -71,7 +78,7 @@ class RedisStore:
     async def acquire(
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
     ) -> Granted | Refused:
-        link = self._mux.link or await self._linked(acquisition.name, within)
+        link = await self._link(acquisition.keys.lock, acquisition.name, within)
         body = pack(
             *acquisition.keys, acquisition.token, str(ttl_ms), str(alive_ms), self._inbox_prefix
         )
@@ -92,7 +99,9 @@ class RedisStore:
         sent_at = _clock.now()
         body = pack(acquisition.keys.lock, value, str(ttl_ms))
         try:
-            reply = await self._repeatable(_EXTEND, body, acquisition.name, within)
+            reply = await self._repeatable(
+                _EXTEND, body, acquisition.keys.lock, acquisition.name, within
+            )
         except NameTakenError:
             return NotOurs(_NOT_A_LOCK)
         if reply[0] == 1:
@@ -113,7 +122,8 @@ class RedisStore:
             await asyncio.sleep(_RELEASE_PAUSE_S)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
-        reply = await self._repeatable(_INSPECT, pack(keys.lock, keys.queue), name, within)
+        body = pack(keys.lock, keys.queue)
+        reply = await self._repeatable(_INSPECT, body, keys.lock, name, within)
         return Standing(text(reply[0]), reply[1], reply[2])
 
     def enlist(self, token: str, waiter: Waiter) -> None:
@@ -137,11 +147,11 @@ class RedisStore:
     async def aclose(self) -> None:
         await self._background.drain()
         await self._inbox.aclose()
-        await self._mux.aclose()
+        await self._router.aclose()
 
-    async def _linked(self, name: str, within: float) -> Link:
+    async def _link(self, key: str, name: str, within: float) -> Link:
         try:
-            return await self._mux.linked(within)
+            return self._router.link(key) or await self._router.linked(key, within)
         except NoAnswer:
             raise
         except FAILURES as error:
@@ -149,7 +159,7 @@ class RedisStore:
 
     async def _release_once(self, acquisition: Acquisition, within: float) -> Released:
         repeated = acquisition.release_unanswered
-        link = self._mux.link or await self._linked(acquisition.name, within)
+        link = await self._link(acquisition.keys.lock, acquisition.name, within)
         elsewhere = link.is_suspect
         # A late copy of an acquire may come by a connection that this release does not follow.
         number = 0 if elsewhere else link.number
@@ -161,7 +171,9 @@ class RedisStore:
         acquisition.release_unanswered = True
         try:
             if elsewhere:
-                reply = await self._borrowed(_RELEASE, body, acquisition.name, within)
+                reply = await self._borrowed(
+                    _RELEASE, body, acquisition.keys.lock, acquisition.name, within
+                )
                 notice(reply)
             else:
                 answer = link.call(_RELEASE, body, within=within, on_reply=notice)
@@ -172,18 +184,22 @@ class RedisStore:
         acquisition.release_unanswered = False
         return Released(reply[0] == 1, text(reply[1]), repeated)
 
-    async def _repeatable(self, script: Script, body: bytes, name: str, within: float) -> Any:
+    async def _repeatable(
+        self, script: Script, body: bytes, key: str, name: str, within: float
+    ) -> Any:
         """A call that may be sent over any connection, however often."""
-        link = self._mux.link or await self._linked(name, within)
+        link = await self._link(key, name, within)
         if link.is_suspect:
-            return await self._borrowed(script, body, name, within)
+            return await self._borrowed(script, body, key, name, within)
         return _usable(await link.call(script, body, within=within), name)
 
-    async def _borrowed(self, script: Script, body: bytes, name: str, within: float) -> Any:
+    async def _borrowed(
+        self, script: Script, body: bytes, key: str, name: str, within: float
+    ) -> Any:
         """One try over a connection of its own, while the link does not answer."""
         try:
             async with asyncio.timeout(within), self._borrowing:
-                held = await Held.take(self._pool)
+                held = await Held.take(self._router.source(key))
                 try:
                     await held.send(script.evalsha + body)
                     reply = await held.read()

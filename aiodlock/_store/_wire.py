@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from importlib import resources
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol
 
-from redis.asyncio import Connection, ConnectionPool
+from redis.asyncio import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -28,29 +28,43 @@ _FORBIDDEN: Final = re.compile(
 )
 
 
+class Source(Protocol):
+    """Where connections come from: only public methods of redis-py stand behind it."""
+
+    def pick(self) -> Connection:
+        """One that nobody uses, connected or not; raises where there is no room for more."""
+
+    async def connect(self, connection: Connection) -> None:
+        """Make it ready for a command."""
+
+    async def give_back(self, connection: Connection) -> None:
+        """It is free again."""
+
+
 class Held:
-    """A connection of the pool, ours until `give_back`.
+    """A connection that is ours until `give_back`.
 
     redis-py wraps each send and read in a timeout, and a first failure in retries with pauses,
     which costs more than a lease does. Our own timers bound requests, so both are put aside.
+    (On 3.11 its timeout around a send may also swallow a cancel.)
     """
 
-    def __init__(self, pool: ConnectionPool, connection: Connection) -> None:
-        self._pool = pool
-        self.connection = connection
-        self._settings = connection.socket_timeout, connection.retry
-        connection.retry = Retry(NoBackoff(), 0)
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.connection = source.pick()
+        self._settings = self.connection.socket_timeout, self.connection.retry
+        self.connection.socket_timeout = None
+        self.connection.retry = Retry(NoBackoff(), 0)
 
     @classmethod
-    async def take(cls, pool: ConnectionPool) -> Held:
+    async def take(cls, source: Source) -> Held:
         """A connected one; the caller bounds the time."""
-        held = cls(pool, cast(Connection, pool.get_available_connection()))  # type: ignore[no-untyped-call]
+        held = cls(source)
         try:
-            await pool.ensure_connection(held.connection)
+            await source.connect(held.connection)
         except BaseException:
             await held.give_back()
             raise
-        held.connection.socket_timeout = None
         return held
 
     async def give_back(self) -> None:
@@ -59,7 +73,7 @@ class Held:
         try:
             await self.connection.disconnect(nowait=True)
         finally:
-            await self._pool.release(self.connection)
+            await self._source.give_back(self.connection)
 
     async def send(self, *packed: bytes) -> None:
         await self.connection.send_packed_command(packed, check_health=False)
