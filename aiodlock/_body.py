@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import weakref
 
@@ -12,8 +13,7 @@ import anyio
 class _Cancel:
     """One cancel of one task, for all of its leases that are lost at the same time."""
 
-    def __init__(self, before: int) -> None:
-        self.before = before  # Cancels that others had asked for.
+    def __init__(self) -> None:
         self.sharers = 0
 
 
@@ -28,6 +28,8 @@ class Body:
         assert task is not None
         self.task = task
         self._shared: _Cancel | None = None
+        # As asyncio.timeout does: a cancel that somebody asked for later is not ours.
+        self._cancels_before = task.cancelling() - (task in _cancels)
 
     def cancel(self) -> None:
         """Cancel the task, unless it has ended, it is the one that found out, or it is told."""
@@ -35,10 +37,9 @@ class Body:
             return
         shared = _cancels.get(self.task)
         if shared is None:
-            shared = _Cancel(self.task.cancelling())
             if not self.task.cancel():
                 return
-            _cancels[self.task] = shared
+            shared = _cancels[self.task] = _Cancel()
         shared.sharers += 1
         self._shared = shared
 
@@ -51,32 +52,55 @@ class Body:
         shared, self._shared = self._shared, None
         if shared is None:
             return False
-        is_ours = isinstance(error, asyncio.CancelledError)
+        is_cancel = isinstance(error, asyncio.CancelledError)
         shared.sharers -= 1
         if shared.sharers:
-            return is_ours
+            return is_cancel and not self._others(self.task.cancelling() - 1)
         del _cancels[self.task]
-        others = self.task.uncancel() > shared.before
-        if not is_ours and self.task is running_task():
+        others = self._others(self.task.uncancel())
+        if not is_cancel and self.task is running_task():
             # 3.11 and 3.12 keep a cancel that was not delivered, although it is taken back.
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError as cancelled:
-                others = others or self.task.cancelling() > shared.before
-                if others:
+                if self._others(self.task.cancelling()):
                     self.cancel_again(cancelled)
-        return is_ours and not others
+        return is_cancel and not others
 
     def cancel_again(self, cancelled: asyncio.CancelledError) -> None:
         """Give *cancelled*, which must make room for the body's own error, to the next await.
 
-        An anyio scope cancels again by itself. The count of cancels stays as it is.
+        An anyio scope cancels again by itself. The count of cancels stays as it is. In the next
+        turn of the loop, for who asked for it (an asyncio.timeout) may take it back until then.
         """
-        if anyio.current_effective_deadline() != -math.inf:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel(*cancelled.args)
-            task.uncancel()
+        task = asyncio.current_task()
+        assert task is not None
+        if anyio.current_effective_deadline() == -math.inf:
+            return
+        count = task.cancelling()
+
+        def again() -> None:
+            if not task.done() and task.cancelling() >= count:
+                task.cancel(*cancelled.args)
+                task.uncancel()
+
+        task.get_loop().call_soon(again)
+
+    def _others(self, cancels: int) -> bool:
+        return cancels > self._cancels_before
+
+
+def may_await(error: BaseException | None) -> bool:
+    """Whether a block that ends with *error* can still await.
+
+    A coroutine that is destroyed cannot; an async generator that is closed can, in its loop.
+    """
+    if not isinstance(error, GeneratorExit):
+        return True
+    traceback = error.__traceback__
+    if traceback is None or not is_loop_running():
+        return False
+    return bool(traceback.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR)
 
 
 def is_loop_running() -> bool:

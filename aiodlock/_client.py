@@ -22,7 +22,7 @@ from ._template import Template
 from ._waiting import Backoff
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -40,7 +40,8 @@ class LockClient:
     `async with client` closes it at the end; it may then be entered again, in another loop too.
 
     Args:
-        redis: A `redis.asyncio.Redis` of yours, which stays yours to close.
+        redis: A `redis.asyncio.Redis` (also of Sentinel's `master_for`) or `RedisCluster` of
+            yours, which stays yours to close.
         prefix: What every key and channel begins with; at most 128 bytes, without `{` and `}`.
         ttl: Seconds that a lease lasts unless it is extended; at least 0.01.
         wait_timeout: Seconds that acquiring may take; None: for ever; 0: one request.
@@ -54,7 +55,7 @@ class LockClient:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: Redis | RedisCluster,
         *,
         prefix: str = "aiodlock:",
         ttl: float = 30.0,
@@ -65,7 +66,7 @@ class LockClient:
         # redis-py takes half a second to import; who never locks anything need not wait for it.
         from ._store import _source
 
-        self._redis = _source.checked(redis)
+        self._redis: Redis | RedisCluster = _source.checked(redis)
         self._renew: Callable[[], Redis] | None = None  # None: the user's, never closed by us.
         self._prefix = _names.checked_prefix(prefix)
         self._ttl = _clock.ttl_seconds("ttl", ttl)
@@ -75,6 +76,7 @@ class LockClient:
         self._session: Session | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._is_inherited = False
         _clients.add(self)
 
     @classmethod
@@ -267,15 +269,16 @@ class LockClient:
             self._redis = self._renew()
 
     def _new_session(self) -> Session:
+        from ._store import _source
         from ._store._redis import RedisStore
-        from ._store._router import Primary
+
+        if self._is_inherited:
+            self._redis, self._is_inherited = _source.with_new_pool(self._redis), False
 
         client_id = _names.new_client_id()
         label = self._label or _names.label_of_host(socket.gethostname(), os.getpid())
         store = RedisStore(
-            functools.partial(
-                Primary, self._redis.connection_pool, request_timeout=self._request_timeout
-            ),
+            _source.router(self._redis, request_timeout=self._request_timeout),
             prefix=self._prefix,
             client_id=client_id,
             request_timeout=self._request_timeout,
@@ -294,16 +297,13 @@ class LockClient:
 
     def _forget_parent(self) -> None:
         """In a forked child: nothing inherited is closed or written, for the parent uses it."""
-        from ._store import _source
-
         if self._session is not None:
             self._session.disown()
         _inherited.append((self._session, self._redis))
         self._session = self._closing = None
+        self._is_inherited = self._renew is None
         if self._renew is not None:
             self._redis = self._renew()
-        else:
-            self._redis = _source.with_new_pool(self._redis)
 
 
 def _forget_parents() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
 from . import _clock
-from ._body import Body, is_loop_running
+from ._body import Body, is_loop_running, may_await
 from ._cleanup import Background
 from ._errors import LeaseLostError, LockError, LostReason, ServerUnreachable
 from ._store._api import Acquisition, Granted, NoAnswer, NotOurs, Released, Store
@@ -247,10 +247,9 @@ class Lease:
     ) -> None:
         body = self._body
         assert body is not None
-        if isinstance(error, GeneratorExit) and not is_loop_running():
-            # The loop is gone, and the coroutine is destroyed: nothing can be sent any more.
-            return self._abandon()
-        self._notice_deadline()
+        self._notice_deadline(tell_body=False)
+        if not may_await(error):
+            return self._leave_without_awaiting()
         failure: BaseException | None = None
         is_our_cancel = False
         try:
@@ -261,13 +260,12 @@ class Lease:
             failure = problem
         except asyncio.CancelledError as cancelled:
             if error is None or is_our_cancel or isinstance(error, asyncio.CancelledError):
+                self._note_loss(cancelled)
                 raise
             body.cancel_again(cancelled)
             error.add_note(f"aiodlock: cancelled while the lease of {self.name!r} was released")
         finally:
-            self._body = None
-            if self._body_left is not None:
-                self._body_left.set()
+            self._leave_block()
         return self._conclude(error, failure, is_our_cancel=is_our_cancel)
 
     def __repr__(self) -> str:
@@ -277,7 +275,7 @@ class Lease:
         )
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if not self._validity.is_open:
+        if getattr(self, "_is_gone", True):
             return
         watch, token, store = self._watch, self.owner_token, self._store
 
@@ -289,13 +287,14 @@ class Lease:
         if not self._loop.is_closed():
             # The garbage collector may run in any thread.
             self._loop.call_soon_threadsafe(let_go)
-        _warn(
-            f"a lease of {self.name!r} was thrown away while held; it stands until its ttl is "
-            "over. Release it, or use `async with`.",
-            ResourceWarning,
-            source=self,
-            stacklevel=2,
-        )
+        if self._validity.is_open:
+            _warn(
+                f"a lease of {self.name!r} was thrown away while held; it stands until its ttl "
+                "is over. Release it, or use `async with`.",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
 
     # What the rooms above do with it.
 
@@ -307,9 +306,9 @@ class Lease:
     @property
     def wants_extension(self) -> bool:
         """Whether the watchdog is to go on: also for a body that a closing client waits for."""
-        is_leaving = self._validity.reason is LostReason.CLOSED and self._body is not None
-        is_wanted = self._validity.is_open or is_leaving
-        return is_wanted and not self._validity.is_cut and not self._is_gone
+        is_closed = self._validity.reason is LostReason.CLOSED and self._body is not None
+        is_wanted = self._validity.is_open or (is_closed and self._validity.left > 0)
+        return is_wanted and not self._validity.is_final and not self._is_gone
 
     @property
     def is_gone(self) -> bool:
@@ -337,6 +336,7 @@ class Lease:
 
     def _end_extension(self, extension: Extension, answer: float | NotOurs) -> None:
         if isinstance(answer, NotOurs):
+            self._validity.is_final = True
             self._lose(self._validity.reason_for(answer.value))
         else:
             self._validity.prolong(answer, is_last=extension.asked.is_last)
@@ -344,9 +344,11 @@ class Lease:
     def _endanger(self) -> None:
         self._validity.endanger()
 
-    def _notice_deadline(self) -> None:
+    def _notice_deadline(self, *, tell_body: bool = True) -> bool:
+        """Lose it if its deadline is over: is it open still?"""
         if self._validity.is_open and self._validity.left <= 0:
-            self._lose(self._validity.reason_at_deadline())
+            self._lose(self._validity.reason_at_deadline(), tell_body=tell_body)
+        return self._validity.is_open
 
     def _lose(self, reason: LostReason, *, tell_body: bool = True) -> None:
         """Once: tell the body, and whoever waits for it."""
@@ -365,6 +367,20 @@ class Lease:
         self._lose(LostReason.CLOSED, tell_body=False)
         if self._watch is not None:
             self._watch.stop()
+
+    def _leave_without_awaiting(self) -> None:
+        """The coroutine is destroyed: its loop, if it still runs, finishes the work."""
+        self._leave_block()
+        if is_loop_running():
+            self._validity.release()
+            self._background.start(self._release(), f"releasing {self.name!r}")
+        else:
+            self._abandon()
+
+    def _leave_block(self) -> None:
+        self._body = None
+        if self._body_left is not None and not self._loop.is_closed():
+            self._body_left.set()
 
     async def _release(self) -> Released:
         if self._validity.release():
@@ -401,8 +417,7 @@ class Lease:
     ) -> None:
         """Say what the end of the body was: its own error wins, then the loss, then the rest."""
         if error is not None and not is_our_cancel:
-            if self._validity.reason is not None and not isinstance(error, LeaseLostError):
-                error.add_note(f"aiodlock: {self._lost_error()}")
+            self._note_loss(error)
             if failure is not None:
                 error.add_note(f"aiodlock: the release of {self.name!r} failed: {failure}")
             return
@@ -411,8 +426,12 @@ class Lease:
         if self._validity.reason is not None:
             raise self._lost_error()
 
+    def _note_loss(self, error: BaseException) -> None:
+        if self._validity.reason is not None and not isinstance(error, LeaseLostError):
+            error.add_note(f"aiodlock: {self._lost_error()}")
+
     def _tell_over(self) -> None:
-        if self._over is not None:
+        if self._over is not None and not self._loop.is_closed():
             self._over.set()
 
     def _raise_unless_open(self) -> None:

@@ -27,7 +27,7 @@ class Validity:
     def __init__(self, deadline: float, *, auto_extend: bool, max_hold: float | None) -> None:
         self.state: State = "held"
         self.reason: LostReason | None = None
-        self.is_cut = False  # max_hold allows no extension beyond the last one.
+        self.is_final = False  # No extension is to follow: max_hold, or it is not ours.
         self._deadline = deadline
         self._ends_at = math.inf if max_hold is None else _clock.now() + max_hold
         self._auto_extend = auto_extend
@@ -60,7 +60,7 @@ class Validity:
     def prolong(self, deadline: float, *, is_last: bool) -> None:
         """An extension was answered; a deadline never moves back."""
         self._is_asking = False
-        self.is_cut = self.is_cut or is_last
+        self.is_final = self.is_final or is_last
         self._deadline = max(self._deadline, deadline)
         if self.state == "at_risk":
             self.state = "held"
@@ -97,7 +97,7 @@ class Validity:
 
     def reason_at_deadline(self) -> LostReason:
         """Why the deadline is over, by what was under way then."""
-        if self.is_cut or self._ends_at <= self._deadline:
+        if self.is_final or self._ends_at <= self._deadline:
             return LostReason.MAX_HOLD
         if not self._auto_extend and not self._is_asking:
             return LostReason.EXPIRED

@@ -169,7 +169,7 @@ class Wait:
                 return granted
 
     async def _ask_once(self) -> Granted:
-        """One request; asked again, within its time, only where its reply was lost."""
+        """One request; asked again, within its time, where it got no usable answer."""
         end = self._started_at + self._request_timeout
         while True:
             try:
@@ -190,7 +190,7 @@ class Wait:
                 self._trouble = _TOO_LATE
             pause = self._backoff.pause(self._failures, random.random())
             self._failures += 1
-            if not self._acquisition.asked or _clock.now() + pause >= end:
+            if not self._acquisition.was_sent or _clock.now() + pause >= end:
                 raise self._gave_up()
             await asyncio.sleep(pause)
 

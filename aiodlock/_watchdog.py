@@ -46,25 +46,23 @@ class Watchdog:
             if timer is not None:
                 timer.cancel()
         task = self._task
-        if task is None or task.done() or task is running_task():
+        if task is None or task.done() or task is running_task() or self._loop.is_closed():
             return None
         task.cancel()
         return task
 
     def _begin(self) -> None:
         lease = self._lease()
-        if lease is None or not lease.wants_extension:
+        if lease is None:
             return
         self._await_deadline(lease)
-        if lease.is_held:
+        if lease.wants_extension:
             self._task = self._loop.create_task(self._run(), name=self._task_name)
 
     def _await_deadline(self, lease: Lease) -> None:
-        """Now, if it is over already: the loop may have stood still."""
-        if lease.remaining > 0:
+        """Until it is over; at once where the loop stood still that long."""
+        if lease._notice_deadline():
             self._end = self._loop.call_later(lease.remaining, self._on_deadline)
-        else:
-            lease._notice_deadline()
 
     def _on_deadline(self) -> None:
         lease = self._lease()
@@ -86,21 +84,25 @@ class Watchdog:
             else:
                 failures = 0
                 pause = self._extended(extension, answer)
+            if pause is None:
+                return
             await asyncio.sleep(pause)
 
-    def _extended(self, extension: Extension, answer: float | NotOurs) -> float:
-        """Seconds until the next extension."""
+    def _extended(self, extension: Extension, answer: float | NotOurs) -> float | None:
+        """Seconds until the next extension; None: there is to be none."""
         lease = self._lease()
         if lease is None:
-            return 0.0
+            return None
         lease._end_extension(extension, answer)
+        if not lease.wants_extension:
+            return None
         return _clock.extension_delay(lease.deadline - _clock.now(), random.random())
 
-    def _endangered(self, failures: int) -> float:
-        """Seconds until the next try, which leaves time for more."""
+    def _endangered(self, failures: int) -> float | None:
+        """Seconds until the next try, which leaves time for more; None: there is to be none."""
         lease = self._lease()
         if lease is None:
-            return 0.0
+            return None
         lease._endanger()
         left = lease.deadline - _clock.now()
         growing = _RETRY_MIN_S * 2.0 ** min(failures - 1, 10)

@@ -124,8 +124,9 @@ class Link:
                 await self._held.send(*batch)
         except Exception as error:  # A transport may fail in ways of its own.
             self.drop(str(error))
-        finally:
+        except asyncio.CancelledError:
             self.drop("its writer was cancelled")
+            raise
 
     async def _read(self) -> None:
         try:
@@ -133,8 +134,9 @@ class Link:
                 self._answer(await self._held.read())
         except Exception as error:
             self.drop(str(error))
-        finally:
+        except asyncio.CancelledError:
             self.drop("its reader was cancelled")
+            raise
 
     async def _close(self) -> None:
         self._writer.cancel()

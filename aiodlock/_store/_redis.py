@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    TryAgainError,
+)
 
 from .. import _clock, _names
 from .._cleanup import Background
@@ -25,12 +31,16 @@ from ._api import (
 from ._inbox import Inbox
 from ._mux import Link
 from ._router import Router
-from ._wire import FAILURES, Held, Script, pack, text, trouble
+from ._wire import FAILURES, Held, Script, Source, command, pack, text, trouble
 
 _ACQUIRE: Final = Script("acquire", keys=4, args=4)
 _EXTEND: Final = Script("extend", keys=1, args=2)
 _RELEASE: Final = Script("release", keys=4, args=4)
+_DISCARD: Final = Script("discard", keys=1, args=1)
 _INSPECT: Final = Script("inspect", keys=2, args=0)
+
+# Stands for a connection that served one try, among the numbers of links.
+_BORROWED: Final = 0
 
 _NOT_A_LOCK: Final = "(a key that is not a lock)"
 _RELEASE_PAUSE_S: Final = 0.05
@@ -90,7 +100,12 @@ class RedisStore:
         if not isinstance(reply, NoAnswer):
             # Replies come in order: whatever went over this link before has arrived, too.
             acquisition.asked.discard(link.number)
-        reply = _usable(reply, acquisition.name)
+        if isinstance(reply, AskError):
+            acquisition.asked.add(_BORROWED)
+            reply = await self._redirected(reply, _ACQUIRE, body, acquisition.name, within)
+            acquisition.asked.discard(_BORROWED)
+            self._notice_refused(reply)
+        reply = self._usable(reply, acquisition.name)
         return _acquired(reply, acquisition.token, sent_at, link.number)
 
     async def extend(
@@ -99,9 +114,7 @@ class RedisStore:
         sent_at = _clock.now()
         body = pack(acquisition.keys.lock, value, str(ttl_ms))
         try:
-            reply = await self._repeatable(
-                _EXTEND, body, acquisition.keys.lock, acquisition.name, within
-            )
+            reply = await self._call(_EXTEND, body, acquisition.keys.lock, acquisition.name, within)
         except NameTakenError:
             return NotOurs(_NOT_A_LOCK)
         if reply[0] == 1:
@@ -123,7 +136,7 @@ class RedisStore:
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         body = pack(keys.lock, keys.queue)
-        reply = await self._repeatable(_INSPECT, body, keys.lock, name, within)
+        reply = await self._call(_INSPECT, body, keys.lock, name, within)
         return Standing(text(reply[0]), reply[1], reply[2])
 
     def enlist(self, token: str, waiter: Waiter) -> None:
@@ -162,55 +175,81 @@ class RedisStore:
         link = await self._link(acquisition.keys.lock, acquisition.name, within)
         elsewhere = link.is_suspect
         # A late copy of an acquire may come by a connection that this release does not follow.
-        number = 0 if elsewhere else link.number
-        tombstone = "1" if acquisition.asked - {number} else "0"
+        followed = set() if elsewhere else {link.number}
+        tombstone = "1" if acquisition.asked - followed else "0"
         body = pack(
             *acquisition.keys, acquisition.token, tombstone, self._inbox_prefix, self._client_id
         )
         notice = self._notice_released(acquisition.keys)
         acquisition.release_unanswered = True
+        key, name = acquisition.keys.lock, acquisition.name
         try:
             if elsewhere:
-                reply = await self._borrowed(
-                    _RELEASE, body, acquisition.keys.lock, acquisition.name, within
-                )
+                reply = await self._borrowed(self._router.source(key), _RELEASE, body, within)
                 notice(reply)
             else:
-                answer = link.call(_RELEASE, body, within=within, on_reply=notice)
-                reply = _usable(await answer, acquisition.name)
+                reply = await link.call(_RELEASE, body, within=within, on_reply=notice)
+            if isinstance(reply, AskError):
+                reply = await self._redirected(reply, _RELEASE, body, name, within)
+                notice(reply)
+            if isinstance(reply, TryAgainError):
+                reply = await self._call(_DISCARD, pack(key, acquisition.token), key, name, within)
+            reply = self._usable(reply, name)
         except NameTakenError:
             acquisition.release_unanswered = False
             return Released(False, _NOT_A_LOCK, repeated)
         acquisition.release_unanswered = False
         return Released(reply[0] == 1, text(reply[1]), repeated)
 
-    async def _repeatable(
-        self, script: Script, body: bytes, key: str, name: str, within: float
-    ) -> Any:
+    async def _call(self, script: Script, body: bytes, key: str, name: str, within: float) -> Any:
         """A call that may be sent over any connection, however often."""
         link = await self._link(key, name, within)
         if link.is_suspect:
-            return await self._borrowed(script, body, key, name, within)
-        return _usable(await link.call(script, body, within=within), name)
+            reply = await self._borrowed(self._router.source(key), script, body, within)
+        else:
+            reply = await link.call(script, body, within=within)
+        if isinstance(reply, AskError):
+            reply = await self._redirected(reply, script, body, name, within)
+        return self._usable(reply, name)
+
+    async def _redirected(
+        self, error: AskError, script: Script, body: bytes, name: str, within: float
+    ) -> Any:
+        """One try where *error* says that the key is; the next ones go there by themselves."""
+        try:
+            async with asyncio.timeout(within):
+                source = await self._router.redirect(error)
+        except FAILURES as failure:
+            raise trouble(failure, name) from failure
+        asking = () if isinstance(error, MovedError) else (command("ASKING"),)
+        return await self._borrowed(source, script, body, within, *asking)
 
     async def _borrowed(
-        self, script: Script, body: bytes, key: str, name: str, within: float
+        self, source: Source, script: Script, body: bytes, within: float, *before: bytes
     ) -> Any:
-        """One try over a connection of its own, while the link does not answer."""
+        """One try over a connection of its own: the reply, or why there is none."""
         try:
             async with asyncio.timeout(within), self._borrowing:
-                held = await Held.take(self._router.source(key))
+                held = await Held.take(source)
                 try:
-                    await held.send(script.evalsha + body)
-                    reply = await held.read()
+                    reply = await _ask(held, script.evalsha + body, *before)
                     if isinstance(reply, NoScriptError):
-                        await held.send(script.eval + body)
-                        reply = await held.read()
+                        reply = await _ask(held, script.eval + body, *before)
+                    return reply
                 finally:
                     await held.give_back()
         except FAILURES as error:
-            raise trouble(error, name) from error
-        return _usable(reply, name)
+            return error
+
+    def _usable(self, reply: Any, name: str) -> Any:
+        """*reply*, if it is what a script returns."""
+        if isinstance(reply, NoAnswer):
+            raise reply
+        if isinstance(reply, ClusterDownError):
+            self._router.doubt()
+        if isinstance(reply, Exception):
+            raise trouble(reply, name) from reply
+        return reply
 
     # What replies and messages say about our own waiters; called where they are read, so that a
     # cancelled caller cannot keep the news from the one whom it concerns.
@@ -262,13 +301,12 @@ class RedisStore:
         return bool(self._listening)
 
 
-def _usable(reply: Any, name: str) -> Any:
-    """*reply*, if it is what a script returns."""
-    if isinstance(reply, NoAnswer):
-        raise reply
-    if isinstance(reply, Exception):
-        raise trouble(reply, name) from reply
-    return reply
+async def _ask(held: Held, request: bytes, *before: bytes) -> Any:
+    """The reply to *request*; those to what goes *before* it do not matter."""
+    await held.send(*before, request)
+    for _ in before:
+        await held.read()
+    return await held.read()
 
 
 def _acquired(reply: Any, token: str, sent_at: float, link: int) -> Granted | Refused:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from redis.asyncio import Connection, ConnectionPool
+from redis.exceptions import AskError
 
+from ._api import NoAnswer
 from ._mux import Link, Multiplexer
 from ._wire import Source
 
@@ -26,6 +28,12 @@ class Router(Protocol):
 
     def source(self, key: str) -> Source:
         """Where one more connection for *key* can be borrowed."""
+
+    async def redirect(self, error: AskError) -> Source:
+        """Where a request that was answered with *error* (MOVED or ASK) belongs."""
+
+    def doubt(self) -> None:
+        """What was known about the primaries may be wrong."""
 
     def inbox_source(self) -> Source:
         """Where the connection for messages comes from; asked anew after each loss."""
@@ -72,6 +80,14 @@ class Primary:
 
     def source(self, key: str) -> Source:
         return self._source
+
+    async def redirect(self, error: AskError) -> Source:
+        raise NoAnswer(
+            "this server is one node of a cluster: give LockClient a RedisCluster"
+        ) from error
+
+    def doubt(self) -> None:
+        """There is nothing to doubt."""
 
     def inbox_source(self) -> Source:
         return self._source

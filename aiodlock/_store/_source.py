@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
+
+from ._cluster import Cluster
+from ._router import Primary, Router
 
 
 def of_url(url: str) -> Redis:
@@ -28,15 +33,15 @@ def _memory(word: str) -> Redis:
     return FakeAsyncRedis(server=server)
 
 
-def checked(redis: object) -> Redis:
+def checked(redis: object) -> Redis | RedisCluster:
     """*redis* if locks can be kept there."""
-    if not isinstance(redis, Redis):
+    if not isinstance(redis, Redis | RedisCluster):
         # By its type: the thing itself may be a URL with a password.
         raise TypeError(
-            "LockClient takes a redis.asyncio.Redis (and LockClient.from_url a URL); "
-            f"got a {type(redis).__module__}.{type(redis).__qualname__}"
+            "LockClient takes a redis.asyncio.Redis or RedisCluster (and LockClient.from_url a "
+            f"URL); got a {type(redis).__module__}.{type(redis).__qualname__}"
         )
-    if redis.connection_pool.max_connections < 2:
+    if isinstance(redis, Redis) and redis.connection_pool.max_connections < 2:
         raise ValueError(
             "LockClient needs a pool of at least 2 connections, one for requests and one for "
             "messages; got max_connections=1"
@@ -44,8 +49,25 @@ def checked(redis: object) -> Redis:
     return redis
 
 
-def with_new_pool(redis: Redis) -> Redis:
-    """The same server and options, with none of the connections."""
+def router(
+    redis: Redis | RedisCluster, *, request_timeout: float
+) -> Callable[[Callable[[], None]], Router]:
+    """Makes the router, given what to call when a connection was lost."""
+    if isinstance(redis, RedisCluster):
+        return functools.partial(Cluster, redis, request_timeout=request_timeout)
+    return functools.partial(Primary, redis.connection_pool, request_timeout=request_timeout)
+
+
+def with_new_pool(redis: Redis | RedisCluster) -> Redis:
+    """The same server and options, with none of the connections.
+
+    Raises:
+        RuntimeError: redis-py cannot copy a client for clusters.
+    """
+    if isinstance(redis, RedisCluster):
+        raise RuntimeError(
+            "a RedisCluster does not outlive a fork: make one, and a LockClient, in the child"
+        )
     pool = redis.connection_pool
     return type(redis)(
         connection_pool=type(pool)(
