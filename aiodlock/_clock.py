@@ -69,9 +69,18 @@ def seconds(what: str, value: object, *, minimum: float, maximum: float = math.i
         allowed += f" and at most {maximum:g}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be {allowed}; got {value!r}")
-    if not minimum <= float(value) <= maximum:
+    number = as_float(value)
+    if not minimum <= number <= maximum:
         raise ValueError(f"{what} must be {allowed}; got {value!r}")
-    return float(value)
+    return number
+
+
+def as_float(value: numbers.Real) -> float:
+    """*value*, NaN where no float can hold it."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def ttl_seconds(what: str, value: object) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any, Self
 
 
 class LostReason(enum.Enum):
@@ -24,6 +25,17 @@ class LockError(Exception):
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
         self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Process pools pickle errors; what is not pickled breaks the pool."""
+        return (type(self)._rebuilt, (self.args, self.__dict__))
+
+    @classmethod
+    def _rebuilt(cls, args: tuple[Any, ...], attributes: dict[str, Any]) -> Self:
+        error = cls.__new__(cls, *args)
+        error.args = args
+        error.__dict__.update(attributes)
+        return error
 
 
 class LockTimeout(LockError, TimeoutError):

@@ -128,10 +128,11 @@ class Lock:
         Cancellation: changes nothing.
         """
         standing = await self._inspect()
-        value = _names.read_value(standing.value)
+        text = standing.value
+        value = None if text is None else _names.read_value(text)
         return LockInfo(
-            held=bool(standing.value),
-            holder=_names.holder(standing.value) if standing.value else None,
+            held=text is not None,
+            holder=None if text is None else _names.holder(text),
             ttl_left=standing.ttl_left_ms / 1000 if standing.ttl_left_ms >= 0 else None,
             fencing_token=value.fencing_token if value else None,
             waiters=standing.waiters,
@@ -155,9 +156,9 @@ class Lock:
         Cancellation: it may be broken or not.
         """
         standing = await self._inspect()
-        value = _names.read_value(standing.value)
-        if not standing.value:
+        if standing.value is None:
             return False
+        value = _names.read_value(standing.value)
         if fencing_token is not None and (value is None or value.fencing_token != fencing_token):
             return False
         token = value.owner_token if value else standing.value

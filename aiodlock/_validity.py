@@ -51,11 +51,10 @@ class Validity:
     def ask(self, ttl: float) -> Asked:
         """Begin an extension, cut so that the key ends at grant + max_hold."""
         self._is_asking = True
-        ttl_ms = _clock.ttl_ms(ttl)
-        if self._ends_at == math.inf:
-            return Asked(ttl_ms, is_last=False)
-        most_ms = max(1, math.floor((self._ends_at - _clock.now()) * 1000))
-        return Asked(min(ttl_ms, most_ms), is_last=ttl_ms > most_ms)
+        most = self._ends_at - _clock.now()
+        if ttl <= most:
+            return Asked(_clock.ttl_ms(ttl), is_last=False)
+        return Asked(max(1, math.floor(most * 1000)), is_last=True)
 
     def prolong(self, deadline: float, *, is_last: bool) -> None:
         """An extension was answered; a deadline never moves back."""
@@ -84,14 +83,14 @@ class Validity:
         self.state = "released"
         return True
 
-    def find_gone(self, standing: str) -> None:
+    def find_gone(self, standing: str | None) -> None:
         """The release found *standing* in the key: it was lost before, unnoticed."""
         if self.state == "released":
             self.state, self.reason = "lost", self.reason_for(standing)
 
-    def reason_for(self, standing: str) -> LostReason:
-        """Why *standing* is in the key, in place of our value."""
-        if standing:
+    def reason_for(self, standing: str | None) -> LostReason:
+        """Why *standing* (None: nothing) is in the key, in place of our value."""
+        if standing is not None:
             return LostReason.STOLEN
         return LostReason.DELETED if self.left > 0 else LostReason.EXPIRED
 

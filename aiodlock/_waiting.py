@@ -56,7 +56,7 @@ class Backoff:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"Backoff's {field} must be a real number; got {value!r}")
-            if not math.isfinite(value):
+            if not math.isfinite(_clock.as_float(value)):
                 raise ValueError(f"Backoff's {field} must be finite; got {value!r}")
         if not self.initial > 0:
             raise ValueError(f"Backoff's initial must be more than 0 seconds; got {self.initial!r}")

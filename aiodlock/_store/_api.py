@@ -54,9 +54,9 @@ class Refused(NamedTuple):
 
 
 class NotOurs(NamedTuple):
-    """This grant does not stand any more; `value` stands in the key ("" = nothing)."""
+    """This grant does not stand any more; `value` stands in the key (None: nothing)."""
 
-    value: str
+    value: str | None
 
 
 class Released(NamedTuple):
@@ -67,14 +67,14 @@ class Released(NamedTuple):
     """
 
     removed: bool
-    value: str
+    value: str | None
     repeated: bool
 
 
 class Standing(NamedTuple):
-    """What stands under a name."""
+    """What stands under a name; `value` is None where nothing does."""
 
-    value: str
+    value: str | None
     ttl_left_ms: int
     waiters: int
 

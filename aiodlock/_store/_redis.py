@@ -31,7 +31,7 @@ from ._api import (
 from ._inbox import Inbox
 from ._mux import Link
 from ._router import Router
-from ._wire import FAILURES, Held, Script, Source, command, pack, text, trouble
+from ._wire import FAILURES, Held, Script, Source, command, maybe_text, pack, text, trouble
 
 _ACQUIRE: Final = Script("acquire", keys=4, args=4)
 _EXTEND: Final = Script("extend", keys=1, args=2)
@@ -119,7 +119,7 @@ class RedisStore:
             return NotOurs(_NOT_A_LOCK)
         if reply[0] == 1:
             return _clock.deadline(sent_at, reply[1])
-        standing = text(reply[1])
+        standing = maybe_text(reply[1])
         self._notice(standing)
         return NotOurs(standing)
 
@@ -137,7 +137,7 @@ class RedisStore:
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         body = pack(keys.lock, keys.queue)
         reply = await self._call(_INSPECT, body, keys.lock, name, within)
-        return Standing(text(reply[0]), reply[1], reply[2])
+        return Standing(maybe_text(reply[0]), reply[1], reply[2])
 
     def enlist(self, token: str, waiter: Waiter) -> None:
         self._ours[token] = waiter
@@ -199,7 +199,7 @@ class RedisStore:
             acquisition.release_unanswered = False
             return Released(False, _NOT_A_LOCK, repeated)
         acquisition.release_unanswered = False
-        return Released(reply[0] == 1, text(reply[1]), repeated)
+        return Released(reply[0] == 1, maybe_text(reply[1]), repeated)
 
     async def _call(self, script: Script, body: bytes, key: str, name: str, within: float) -> Any:
         """A call that may be sent over any connection, however often."""
@@ -263,9 +263,9 @@ class RedisStore:
             if not isinstance(reply, list):
                 return
             if reply[0] == 1:
-                self._hand_over(text(reply[1]), keys)
+                self._hand_over(maybe_text(reply[1]), keys)
             else:
-                self._notice(text(reply[1]))
+                self._notice(maybe_text(reply[1]))
 
         return notice
 
@@ -273,16 +273,16 @@ class RedisStore:
         value, _, lock_key = message.partition(" ")
         self._hand_over(value, Keys.of_lock_key(lock_key))
 
-    def _notice(self, standing: str) -> None:
+    def _notice(self, standing: str | None) -> None:
         """*standing* holds: if that is a waiter of ours, it does not know yet."""
-        if self._client_id in standing and (value := _names.read_value(standing)):
+        if standing and self._client_id in standing and (value := _names.read_value(standing)):
             waiter = self._ours.get(value.owner_token)
             if waiter is not None:
                 waiter.poke()
 
-    def _hand_over(self, text_of_value: str, keys: Keys) -> None:
-        value = _names.read_value(text_of_value)
-        if value is None or value.client_id != self._client_id:
+    def _hand_over(self, standing: str | None, keys: Keys) -> None:
+        value = _names.read_value(standing) if standing else None
+        if standing is None or value is None or value.client_id != self._client_id:
             return
         if value.owner_token not in self._ours:
             stray = Acquisition(keys.lock, keys, value.owner_token)
@@ -290,7 +290,7 @@ class RedisStore:
                 self.release(stray, within=self._request_timeout), "giving back a stray hand-off"
             )
         elif (waiter := self._ours[value.owner_token]) is not None:
-            waiter.hand_over(text_of_value)
+            waiter.hand_over(standing)
 
     def _poke_all(self) -> None:
         for waiter in tuple(self._ours.values()):

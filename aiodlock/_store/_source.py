@@ -15,6 +15,11 @@ from ._router import Primary, Router
 
 def of_url(url: str) -> Redis:
     """A new client for *url*."""
+    if not isinstance(url, str):
+        raise TypeError(
+            "url must be a str such as redis://localhost:6379/0, rediss://, unix:// or memory://; "
+            f"got a {type(url).__qualname__}"
+        )
     if url.startswith("memory://"):
         return _memory(url.removeprefix("memory://"))
     return Redis.from_url(url)

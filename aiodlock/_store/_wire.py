@@ -124,6 +124,11 @@ def text(reply: bytes | str) -> str:
     return reply if isinstance(reply, str) else reply.decode(errors="surrogateescape")
 
 
+def maybe_text(reply: bytes | str | None) -> str | None:
+    """The same for a reply that may be nil."""
+    return None if reply is None else text(reply)
+
+
 def trouble(error: BaseException, name: str) -> LockError | NoAnswer:
     """The exception that *error* (an error reply, or a failure to connect) is to us."""
     words = str(error) or type(error).__name__

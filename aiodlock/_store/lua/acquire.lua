@@ -50,9 +50,13 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(now_us / 1000)
 
+-- Every key is looked at before any is written: one of another type must not stop us half-way.
+local place = redis.call('ZSCORE', KEYS[3], token)
+local last = tonumber(redis.call('GET', KEYS[2]) or 0) or 0
+
 local function next_fencing_token()
-  local last = tonumber(redis.call('GET', KEYS[2]) or 0) or 0
-  local text = string.format('%.0f', math.max(last + 1, now_us))
+  last = math.max(last + 1, now_us)
+  local text = string.format('%.0f', last)
   redis.call('SET', KEYS[2], text, 'EX', 86400)
   return text
 end
@@ -64,7 +68,7 @@ end
 -- The earliest live waiter with the end of its liveness, ms; drops at most 1000 dead ones before
 -- it. A liveness more than 6000 ms ahead was written before the clock stepped back.
 local function live_head()
-  for _ = 1, 1000 do
+  for n = 0, 1000 do
     local head = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
     if not head then
       return nil
@@ -74,13 +78,12 @@ local function live_head()
       until_ms = now_ms + 6000
       set_liveness(head, until_ms)
     end
-    if until_ms > now_ms then
+    if until_ms > now_ms or n == 1000 then
       return head, until_ms
     end
     redis.call('ZREM', KEYS[3], head)
     redis.call('ZREM', KEYS[4], head)
   end
-  return redis.call('ZRANGE', KEYS[3], 0, 0)[1], now_ms
 end
 
 -- Entries of `alive` whose time is over and that stand for no waiter: old tombstones, and what an
@@ -117,7 +120,7 @@ if not value then
 end
 
 if alive_ms > 0 then
-  if not redis.call('ZSCORE', KEYS[3], token) then
+  if not place then
     local highest = tonumber(redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2] or 0)
     redis.call('ZADD', KEYS[3], string.format('%.0f', math.max(highest + 1, now_us)), token)
   end
@@ -134,5 +137,5 @@ return {
   redis.call('PTTL', KEYS[1]),
   redis.call('ZRANK', KEYS[3], token) or -1,
   redis.call('ZCARD', KEYS[3]),
-  tonumber(redis.call('GET', KEYS[2]) or now_us) or now_us,
+  last > 0 and last or now_us,
 }

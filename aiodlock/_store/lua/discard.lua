@@ -4,11 +4,11 @@
 -- KEYS  1 lock (string)
 -- ARGV  1 owner token
 --
--- Returns  {1 if the lock was ours else 0, value in the lock now or ""}
+-- Returns  {1 if the lock was ours else 0, value in the lock now or nil}
 
 local value = redis.call('GET', KEYS[1])
 if value and string.sub(value, 1, #ARGV[1] + 1) == ARGV[1] .. '/' then
   redis.call('DEL', KEYS[1])
-  return {1, ''}
+  return {1, false}
 end
-return {0, value or ''}
+return {0, value}

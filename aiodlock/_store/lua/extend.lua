@@ -7,11 +7,11 @@
 --       2 ttl, ms
 --
 -- Returns  ours      {1, ms left}
---          not ours  {0, value in the lock or ""}; nothing was changed
+--          not ours  {0, value in the lock or nil}; nothing was changed
 
 local value = redis.call('GET', KEYS[1])
 if value ~= ARGV[1] then
-  return {0, value or ''}
+  return {0, value}
 end
 local left = redis.call('PTTL', KEYS[1])
 if left >= tonumber(ARGV[2]) then

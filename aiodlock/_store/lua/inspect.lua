@@ -2,6 +2,6 @@
 --
 -- KEYS  1 lock (string)   2 queue (zset)
 --
--- Returns  {value in the lock or "", its ms left (-1: no TTL, -2: no key), waiters}
+-- Returns  {value in the lock or nil, its ms left (-1: no TTL, -2: no key), waiters}
 
-return {redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1]), redis.call('ZCARD', KEYS[2])}
+return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]), redis.call('ZCARD', KEYS[2])}

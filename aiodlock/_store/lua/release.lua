@@ -6,7 +6,7 @@
 --       3 what every inbox channel begins with
 --       4 the caller's client id: its own waiters hear of a hand-off by this reply, not by message
 --
--- Returns  {1 if the lock was ours else 0, value in the lock now or ""}
+-- Returns  {1 if the lock was ours else 0, value in the lock now or nil}
 
 -- A key of the wrong type must not keep us in the queue: the error is returned at the end.
 local value = redis.pcall('GET', KEYS[1])
@@ -19,9 +19,22 @@ local ours = value and not wrong
 if ARGV[2] == '0' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then
   if ours then
     redis.call('DEL', KEYS[1])
-    return {1, ''}
+    return {1, false}
   end
-  return wrong or {0, value or ''}
+  return wrong or {0, value}
+end
+
+-- A side key of the wrong type must not keep the lock, either: nobody can be waiting there.
+local last = redis.pcall('GET', KEYS[2])
+for _, probe in ipairs({last, redis.pcall('ZSCORE', KEYS[3], token),
+                        redis.pcall('ZSCORE', KEYS[4], token)}) do
+  if type(probe) == 'table' and probe.err then
+    if not ours then
+      return probe
+    end
+    redis.call('DEL', KEYS[1])
+    return {1, false}
+  end
 end
 
 local time = redis.call('TIME')
@@ -37,7 +50,7 @@ if ARGV[2] == '1' then
   end
 end
 if not ours then
-  return wrong or {0, value or ''}
+  return wrong or {0, value}
 end
 
 -- The earliest live waiter; drops at most 1000 dead ones before it (as in acquire.lua).
@@ -51,8 +64,7 @@ for _ = 1, 1000 do
   redis.call('ZREM', KEYS[3], head)
   redis.call('ZREM', KEYS[4], head)
   if until_ms > now_ms then
-    local last = tonumber(redis.call('GET', KEYS[2]) or 0) or 0
-    local text = string.format('%.0f', math.max(last + 1, now_us))
+    local text = string.format('%.0f', math.max((tonumber(last or 0) or 0) + 1, now_us))
     redis.call('SET', KEYS[2], text, 'EX', 86400)
     value = head .. '/' .. text
     redis.call('SET', KEYS[1], value, 'PX', string.format('%.0f', until_ms - now_ms))
@@ -66,4 +78,4 @@ for _ = 1, 1000 do
 end
 
 redis.call('DEL', KEYS[1])
-return {1, ''}
+return {1, false}
