@@ -68,6 +68,7 @@ class Link:
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = self._loop.time()
+        self._stalled_s = 0.0  # How long the loop stood still since then.
         self.closing: asyncio.Task[None] | None = None
         self._writer = self._loop.create_task(self._write(), name="aiodlock writer")
         self._reader = self._loop.create_task(self._read(), name="aiodlock reader")
@@ -96,14 +97,16 @@ class Link:
         self._watch(request.ends_at)
         return request.answer
 
-    def drop(self, cause: str) -> None:
+    def drop(self, cause: Exception | str) -> None:
         """Give the connection up; whoever waits for a reply learns that there is none."""
         if self.closing is not None:
             return
         if self._timer is not None:
             self._timer.cancel()
         for request in self._outstanding:
-            request.settle(NoAnswer(f"the connection was lost: {cause}"))
+            lost = NoAnswer(f"the connection was lost: {cause}")
+            lost.__cause__ = cause if isinstance(cause, Exception) else None
+            request.settle(lost)
         self._outstanding.clear()
         self.closing = self._loop.create_task(self._close(), name="aiodlock closing")
         self._on_lost(self)
@@ -123,7 +126,7 @@ class Link:
                 batch, self._unwritten = self._unwritten, []
                 await self._held.send(*batch)
         except Exception as error:  # A transport may fail in ways of its own.
-            self.drop(str(error))
+            self.drop(error)
         except asyncio.CancelledError:
             self.drop("its writer was cancelled")
             raise
@@ -133,7 +136,7 @@ class Link:
             while self.closing is None:
                 self._answer(await self._held.read())
         except Exception as error:
-            self.drop(str(error))
+            self.drop(error)
         except asyncio.CancelledError:
             self.drop("its reader was cancelled")
             raise
@@ -149,6 +152,7 @@ class Link:
             return self.drop("the server sent a reply that nobody asked for")
         request = self._outstanding.popleft()
         self._heard_at = self._loop.time()
+        self._stalled_s = 0.0
         self.is_suspect = False
         if request.evaluates:
             self._loading.discard(request.script)
@@ -160,7 +164,7 @@ class Link:
         request.settle(reply)
         if isinstance(reply, AuthenticationError | ReadOnlyError):
             # New credentials, or a new primary, come with a new connection only.
-            self.drop(str(reply))
+            self.drop(reply)
         return None
 
     def _send_again(self, request: Request) -> None:
@@ -180,19 +184,27 @@ class Link:
 
     def _on_time(self) -> None:
         assert self._timer is not None
-        now, due = self._loop.time(), self._timer.when()
+        late_s = self._loop.time() - self._timer.when()
         self._timer = None
-        if not self._outstanding:
+        if late_s > _STALL_S:
+            # The loop stood still, not the server: replies may lie unread in the socket. Two
+            # turns bring them to the reader.
+            self._stalled_s += late_s
+            self._loop.call_soon(self._loop.call_soon, self._judge)
+        else:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Answer who ran out of time; drop a connection that is silent."""
+        if not self._outstanding or self.closing is not None:
             return
-        if now - due > _STALL_S:
-            # Replies may lie unread in the socket: let the reader have its turn first.
-            self._watch(now + _STALL_S)
-            return
+        now = self._loop.time()
         for request in self._outstanding:
             if request.ends_at <= now and not request.answer.done():
                 self.is_suspect = self.is_suspect or self._heard_at <= request.sent_at
                 request.settle(NoAnswer("no reply in time"))
-        silent_at = max(self._heard_at, self._outstanding[0].sent_at) + self._request_timeout
+        quiet_since = max(self._heard_at, self._outstanding[0].sent_at) + self._stalled_s
+        silent_at = quiet_since + self._request_timeout
         if silent_at <= now:
             self.drop(f"no reply for {self._request_timeout:g} s")
             return
