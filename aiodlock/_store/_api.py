@@ -12,17 +12,17 @@ from .._names import Keys
 class Acquisition:
     """One try to get one name, from its first request to its release.
 
-    `asked` are the connections over which an acquire went that no later answer covers: a late
-    copy of it may still arrive there, after a release that went over another connection.
-    `release_unanswered`: a release went out and may have done its work.
+    `asked` counts the acquires that were sent and not answered, by connection: a late copy may
+    still arrive there, after a release that went over another one. `releases` counts the
+    releases that were sent.
     """
 
     name: str
     keys: Keys
     token: str
     was_sent: bool = False
-    asked: set[int] = field(default_factory=set)
-    release_unanswered: bool = False
+    asked: dict[int, int] = field(default_factory=dict)
+    releases: int = 0
 
 
 class Granted(NamedTuple):

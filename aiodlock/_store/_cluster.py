@@ -97,6 +97,9 @@ class Cluster:
     def doubt(self) -> None:
         self._is_doubtful = True
 
+    def next_number(self) -> int:
+        return next(self._numbers)
+
     def inbox_source(self) -> Source:
         primaries = self._cluster.get_primaries()
         if not primaries:

@@ -44,6 +44,8 @@ class Inbox:
         self._probe: asyncio.Task[None] | None = None
         self._pong: asyncio.Future[None] | None = None
         self._held: Held | None = None
+        self._pause_s = 0.0
+        self._has_warned = False
 
     def start(self) -> None:
         """Subscribe, if that is not done or under way."""
@@ -66,18 +68,16 @@ class Inbox:
 
     async def _run(self) -> None:
         """Until nobody needs it any more; pauses grow to `_PAUSE_MAX_S` while it cannot be had."""
-        pause, warned = _PAUSE_MIN_S, False
-        while True:
+        while self._is_needed():
+            await asyncio.sleep(self._pause_s)
             was_heard, cause = await self._listen()
             if was_heard:
-                pause, warned = _PAUSE_MIN_S, False
-            if not self._is_needed():
-                return
-            if not warned and not was_heard:
-                warned = True
+                self._pause_s, self._has_warned = _PAUSE_MIN_S, False
+                continue
+            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, self._pause_s * 2))
+            if not self._has_warned:
+                self._has_warned = True
                 _log.warning("no hand-off messages, waiters poll instead: %s", cause)
-            await asyncio.sleep(pause)
-            pause = min(_PAUSE_MAX_S, pause * 2)
 
     async def _listen(self) -> tuple[bool, BaseException]:
         """One subscription from its beginning to its end: did it stand, and why is it over."""

@@ -20,7 +20,17 @@ _STALL_S: Final = 0.05
 class Request:
     """One script call of one caller, answered through a future or by the clock."""
 
-    __slots__ = ("answer", "body", "ends_at", "evaluates", "on_reply", "script", "sent_at")
+    __slots__ = (
+        "answer",
+        "body",
+        "ends_at",
+        "evaluates",
+        "late_at",
+        "on_late",
+        "on_reply",
+        "script",
+        "sent_at",
+    )
 
     def __init__(
         self,
@@ -31,13 +41,16 @@ class Request:
         sent_at: float,
         within: float,
         on_reply: Callable[[Any], None] | None,
+        on_late: Callable[[Request], None] | None,
     ) -> None:
         self.script = script
         self.body = body
         self.answer = answer
         self.sent_at = sent_at
         self.ends_at = sent_at + within
+        self.late_at = self.ends_at if on_late is None else sent_at + within / 2
         self.on_reply = on_reply
+        self.on_late = on_late
         self.evaluates = False
 
     def settle(self, reply: object) -> None:
@@ -68,7 +81,8 @@ class Link:
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = self._loop.time()
-        self._stalled_s = 0.0  # How long the loop stood still since then.
+        self._quiet_from = self._heard_at  # Since when a reply could have come.
+        self._has_grace = True
         self.closing: asyncio.Task[None] | None = None
         self._writer = self._loop.create_task(self._write(), name="aiodlock writer")
         self._reader = self._loop.create_task(self._read(), name="aiodlock reader")
@@ -80,8 +94,13 @@ class Link:
         *,
         within: float,
         on_reply: Callable[[Any], None] | None = None,
+        on_late: Callable[[Request], None] | None = None,
     ) -> asyncio.Future[Any]:
-        """Hand a request over, without a pause; the future brings a reply, or an exception."""
+        """Hand a request over, without a pause; the future brings a reply, or an exception.
+
+        *on_late* is called once when half of the time is over and the connection was silent
+        since: it may find the answer elsewhere, and `settle` the request.
+        """
         request = Request(
             script,
             body,
@@ -89,12 +108,13 @@ class Link:
             sent_at=self._loop.time(),
             within=within,
             on_reply=on_reply,
+            on_late=on_late,
         )
         if self.closing is not None:
             request.settle(NoAnswer("the connection was lost"))
             return request.answer
         self._queue(request, script.evalsha)
-        self._watch(request.ends_at)
+        self._watch(request.late_at)
         return request.answer
 
     def drop(self, cause: Exception | str) -> None:
@@ -104,14 +124,14 @@ class Link:
         if self._timer is not None:
             self._timer.cancel()
         for request in self._outstanding:
-            lost = NoAnswer(f"the connection was lost: {cause}")
-            lost.__cause__ = cause if isinstance(cause, Exception) else None
-            request.settle(lost)
+            request.settle(_lost(cause))
         self._outstanding.clear()
         self.closing = self._loop.create_task(self._close(), name="aiodlock closing")
         self._on_lost(self)
 
     def _queue(self, request: Request, head: bytes) -> None:
+        if not self._outstanding:
+            self._quiet_from = self._loop.time()
         self._outstanding.append(request)
         self._unwritten.append(head + request.body)
         if self._writable is not None and not self._writable.done():
@@ -124,6 +144,8 @@ class Link:
                     self._writable = self._loop.create_future()
                     await self._writable
                 batch, self._unwritten = self._unwritten, []
+                if len(self._outstanding) <= len(batch):
+                    self._quiet_from = self._loop.time()
                 await self._held.send(*batch)
         except Exception as error:  # A transport may fail in ways of its own.
             self.drop(error)
@@ -152,20 +174,19 @@ class Link:
             return self.drop("the server sent a reply that nobody asked for")
         request = self._outstanding.popleft()
         self._heard_at = self._loop.time()
-        self._stalled_s = 0.0
         self.is_suspect = False
         if request.evaluates:
             self._loading.discard(request.script)
         if isinstance(reply, NoScriptError):
             # Never for a caller who left: an abandoned acquire must not arrive after its release.
             return None if request.answer.done() else self._send_again(request)
-        if request.on_reply is not None:
-            request.on_reply(reply)
-        request.settle(reply)
         if isinstance(reply, AuthenticationError | ReadOnlyError):
             # New credentials, or a new primary, come with a new connection only.
-            self.drop(reply)
-        return None
+            request.settle(_lost(reply))
+            return self.drop(reply)
+        if request.on_reply is not None:
+            request.on_reply(reply)
+        return request.settle(reply)
 
     def _send_again(self, request: Request) -> None:
         """With the text once per script; the rest go by its digest behind it."""
@@ -184,32 +205,47 @@ class Link:
 
     def _on_time(self) -> None:
         assert self._timer is not None
-        late_s = self._loop.time() - self._timer.when()
-        self._timer = None
-        if late_s > _STALL_S:
-            # The loop stood still, not the server: replies may lie unread in the socket. Two
-            # turns bring them to the reader.
-            self._stalled_s += late_s
-            self._loop.call_soon(self._loop.call_soon, self._judge)
-        else:
-            self._judge()
-
-    def _judge(self) -> None:
-        """Answer who ran out of time; drop a connection that is silent."""
-        if not self._outstanding or self.closing is not None:
-            return
         now = self._loop.time()
+        is_late = now - self._timer.when() > _STALL_S
+        self._timer = None
+        if is_late and self._has_grace:
+            # The loop stood still, not the server: replies may lie unread in the socket, and
+            # requests unwritten. Once: a loop that is always late must time out as well.
+            self._has_grace = False
+            self._watch(now + _STALL_S)
+        else:
+            self._has_grace = True
+            self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        """Answer who ran out of time; drop a connection that is silent."""
+        if not self._outstanding:
+            return
         for request in self._outstanding:
-            if request.ends_at <= now and not request.answer.done():
-                self.is_suspect = self.is_suspect or self._heard_at <= request.sent_at
-                request.settle(NoAnswer("no reply in time"))
-        quiet_since = max(self._heard_at, self._outstanding[0].sent_at) + self._stalled_s
-        silent_at = quiet_since + self._request_timeout
+            if request.late_at <= now and not request.answer.done():
+                self._judge_late(request, now)
+        silent_at = max(self._heard_at, self._quiet_from) + self._request_timeout
         if silent_at <= now:
             self.drop(f"no reply for {self._request_timeout:g} s")
+        else:
+            lates = (r.late_at for r in self._outstanding if not r.answer.done())
+            self._watch(min(itertools.chain(lates, (silent_at,))))
+
+    def _judge_late(self, request: Request, now: float) -> None:
+        is_silent = self._heard_at <= request.sent_at
+        self.is_suspect = self.is_suspect or is_silent
+        if request.ends_at <= now:
+            request.settle(NoAnswer("no reply in time"))
             return
-        ends = (r.ends_at for r in self._outstanding if not r.answer.done())
-        self._watch(min(itertools.chain(ends, (silent_at,))))
+        request.late_at = request.ends_at
+        if is_silent and request.on_late is not None:
+            request.on_late(request)
+
+
+def _lost(cause: Exception | str) -> NoAnswer:
+    lost = NoAnswer(f"the connection was lost: {cause}")
+    lost.__cause__ = cause if isinstance(cause, Exception) else None
+    return lost
 
 
 class Multiplexer:

@@ -1,18 +1,12 @@
-"""Leases on a primary: runs a script, reads its answer."""
+"""Leases on a primary: what the scripts are asked, and what their answers mean."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    MovedError,
-    NoScriptError,
-    TryAgainError,
-)
+from redis.exceptions import TryAgainError
 
 from .. import _clock, _names
 from .._cleanup import Background
@@ -28,10 +22,12 @@ from ._api import (
     Standing,
     Waiter,
 )
+from ._calls import Call, Caller
 from ._inbox import Inbox
-from ._mux import Link
 from ._router import Router
-from ._wire import FAILURES, Held, Script, Source, command, maybe_text, pack, text, trouble
+from ._wire import Script, maybe_text, pack, text
+
+_T = TypeVar("_T")
 
 _ACQUIRE: Final = Script("acquire", keys=4, args=4)
 _EXTEND: Final = Script("extend", keys=1, args=2)
@@ -39,11 +35,8 @@ _RELEASE: Final = Script("release", keys=4, args=4)
 _DISCARD: Final = Script("discard", keys=1, args=1)
 _INSPECT: Final = Script("inspect", keys=2, args=0)
 
-# Stands for a connection that served one try, among the numbers of links.
-_BORROWED: Final = 0
-
 _NOT_A_LOCK: Final = "(a key that is not a lock)"
-_RELEASE_PAUSE_S: Final = 0.05
+_PAUSE_S: Final = 0.05
 
 
 class RedisStore:
@@ -66,9 +59,9 @@ class RedisStore:
         self._request_timeout = request_timeout
         self._ours: dict[str, Waiter | None] = {}  # None: it holds, or is being released.
         self._listening: set[str] = set()
-        self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
         self._background = Background()
         self._router = router(self._poke_all)
+        self._caller = Caller(self._router, self._background)
         self._inbox = Inbox(
             self._router.inbox_source,
             _names.inbox(prefix, client_id),
@@ -88,33 +81,26 @@ class RedisStore:
     async def acquire(
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
     ) -> Granted | Refused:
-        link = await self._link(acquisition.keys.lock, acquisition.name, within)
-        body = pack(
-            *acquisition.keys, acquisition.token, str(ttl_ms), str(alive_ms), self._inbox_prefix
-        )
-        sent_at = _clock.now()
-        acquisition.was_sent = True
-        acquisition.asked.add(link.number)
-        answer = link.call(_ACQUIRE, body, within=within, on_reply=self._notice_refused)
-        reply = await answer
-        if not isinstance(reply, NoAnswer):
-            # Replies come in order: whatever went over this link before has arrived, too.
-            acquisition.asked.discard(link.number)
-        if isinstance(reply, AskError):
-            acquisition.asked.add(_BORROWED)
-            reply = await self._redirected(reply, _ACQUIRE, body, acquisition.name, within)
-            acquisition.asked.discard(_BORROWED)
-            self._notice_refused(reply)
-        reply = self._usable(reply, acquisition.name)
-        return _acquired(reply, acquisition.token, sent_at, link.number)
+        call = _Acquire(acquisition, ttl_ms, alive_ms, self._inbox_prefix, self._notice)
+        reply = await self._caller.reply(call, within)
+        if reply[0] == 1:
+            _, fencing_token, ttl_left_ms, already = reply
+            value = f"{acquisition.token}/{fencing_token}"
+            deadline = _clock.deadline(call.sent_at, ttl_left_ms)
+            return Granted(value, fencing_token, deadline, bool(already))
+        if reply[0] == -1:
+            raise AssertionError(f"given up, and then asked for again: {acquisition.token}")
+        _, value, ttl_left_ms, place, waiters, last = reply
+        return Refused(text(value), ttl_left_ms, place, waiters, last, call.sent_at, call.link)
 
     async def extend(
         self, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
     ) -> float | NotOurs:
         sent_at = _clock.now()
-        body = pack(acquisition.keys.lock, value, str(ttl_ms))
+        key = acquisition.keys.lock
+        call = Call(_EXTEND, key, acquisition.name, pack(key, value, str(ttl_ms)))
         try:
-            reply = await self._call(_EXTEND, body, acquisition.keys.lock, acquisition.name, within)
+            reply = await self._caller.reply(call, within)
         except NameTakenError:
             return NotOurs(_NOT_A_LOCK)
         if reply[0] == 1:
@@ -124,19 +110,16 @@ class RedisStore:
         return NotOurs(standing)
 
     async def release(self, acquisition: Acquisition, *, within: float) -> Released:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + within
-        while True:
-            try:
-                return await self._release_once(acquisition, end - loop.time())
-            except NoAnswer:
-                if loop.time() + _RELEASE_PAUSE_S >= end:
-                    raise
-            await asyncio.sleep(_RELEASE_PAUSE_S)
+        call = _Release(acquisition, self._inbox_prefix, self._client_id, self._notice_released)
+        try:
+            reply = await _insist(lambda left: self._release_once(call, left), within)
+        except NameTakenError:
+            return Released(False, _NOT_A_LOCK, acquisition.releases > 1)
+        return Released(reply[0] == 1, maybe_text(reply[1]), acquisition.releases > 1)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
-        body = pack(keys.lock, keys.queue)
-        reply = await self._call(_INSPECT, body, keys.lock, name, within)
+        call = Call(_INSPECT, keys.lock, name, pack(keys.lock, keys.queue))
+        reply = await _insist(lambda left: self._caller.reply(call, left), within)
         return Standing(maybe_text(reply[0]), reply[1], reply[2])
 
     def enlist(self, token: str, waiter: Waiter) -> None:
@@ -162,112 +145,24 @@ class RedisStore:
         await self._inbox.aclose()
         await self._router.aclose()
 
-    async def _link(self, key: str, name: str, within: float) -> Link:
+    async def _release_once(self, call: _Release, within: float) -> Any:
         try:
-            return self._router.link(key) or await self._router.linked(key, within)
-        except NoAnswer:
-            raise
-        except FAILURES as error:
-            raise trouble(error, name) from error
-
-    async def _release_once(self, acquisition: Acquisition, within: float) -> Released:
-        repeated = acquisition.release_unanswered
-        link = await self._link(acquisition.keys.lock, acquisition.name, within)
-        elsewhere = link.is_suspect
-        # A late copy of an acquire may come by a connection that this release does not follow.
-        followed = set() if elsewhere else {link.number}
-        tombstone = "1" if acquisition.asked - followed else "0"
-        body = pack(
-            *acquisition.keys, acquisition.token, tombstone, self._inbox_prefix, self._client_id
-        )
-        notice = self._notice_released(acquisition.keys)
-        acquisition.release_unanswered = True
-        key, name = acquisition.keys.lock, acquisition.name
-        try:
-            if elsewhere:
-                reply = await self._borrowed(self._router.source(key), _RELEASE, body, within)
-                notice(reply)
-            else:
-                reply = await link.call(_RELEASE, body, within=within, on_reply=notice)
-            if isinstance(reply, AskError):
-                reply = await self._redirected(reply, _RELEASE, body, name, within)
-                notice(reply)
-            if isinstance(reply, TryAgainError):
-                reply = await self._call(_DISCARD, pack(key, acquisition.token), key, name, within)
-            reply = self._usable(reply, name)
-        except NameTakenError:
-            acquisition.release_unanswered = False
-            return Released(False, _NOT_A_LOCK, repeated)
-        acquisition.release_unanswered = False
-        return Released(reply[0] == 1, maybe_text(reply[1]), repeated)
-
-    async def _call(self, script: Script, body: bytes, key: str, name: str, within: float) -> Any:
-        """A call that may be sent over any connection, however often."""
-        link = await self._link(key, name, within)
-        if link.is_suspect:
-            reply = await self._borrowed(self._router.source(key), script, body, within)
-        else:
-            reply = await link.call(script, body, within=within)
-        if isinstance(reply, AskError):
-            reply = await self._redirected(reply, script, body, name, within)
-        return self._usable(reply, name)
-
-    async def _redirected(
-        self, error: AskError, script: Script, body: bytes, name: str, within: float
-    ) -> Any:
-        """One try where *error* says that the key is; the next ones go there by themselves."""
-        try:
-            async with asyncio.timeout(within):
-                source = await self._router.redirect(error)
-        except FAILURES as failure:
-            raise trouble(failure, name) from failure
-        asking = () if isinstance(error, MovedError) else (command("ASKING"),)
-        return await self._borrowed(source, script, body, within, *asking)
-
-    async def _borrowed(
-        self, source: Source, script: Script, body: bytes, within: float, *before: bytes
-    ) -> Any:
-        """One try over a connection of its own: the reply, or why there is none."""
-        try:
-            async with asyncio.timeout(within), self._borrowing:
-                held = await Held.take(source)
-                try:
-                    reply = await _ask(held, script.evalsha + body, *before)
-                    if isinstance(reply, NoScriptError):
-                        reply = await _ask(held, script.eval + body, *before)
-                    return reply
-                finally:
-                    await held.give_back()
-        except FAILURES as error:
-            return error
-
-    def _usable(self, reply: Any, name: str) -> Any:
-        """*reply*, if it is what a script returns."""
-        if isinstance(reply, NoAnswer):
-            raise reply
-        if isinstance(reply, ClusterDownError):
-            self._router.doubt()
-        if isinstance(reply, Exception):
-            raise trouble(reply, name) from reply
-        return reply
+            return await self._caller.reply(call, within)
+        except NoAnswer as error:
+            if not isinstance(error.__cause__, TryAgainError):
+                raise
+        # A cluster is moving the slot, and takes scripts with one key only.
+        body = pack(call.key, call.acquisition.token)
+        return await self._caller.reply(Call(_DISCARD, call.key, call.name, body), within)
 
     # What replies and messages say about our own waiters; called where they are read, so that a
     # cancelled caller cannot keep the news from the one whom it concerns.
 
-    def _notice_refused(self, reply: Any) -> None:
-        if isinstance(reply, list) and reply[0] == 0:
-            self._notice(text(reply[1]))
-
-    def _notice_released(self, keys: Keys) -> Callable[[Any], None]:
-        def notice(reply: Any) -> None:
-            if not isinstance(reply, list):
-                return
-            if reply[0] == 1:
-                self._hand_over(maybe_text(reply[1]), keys)
-            else:
-                self._notice(maybe_text(reply[1]))
-
-        return notice
+    def _notice_released(self, reply: list[Any], keys: Keys) -> None:
+        if reply[0] == 1:
+            self._hand_over(maybe_text(reply[1]), keys)
+        else:
+            self._notice(maybe_text(reply[1]))
 
     def _receive(self, message: str) -> None:
         value, _, lock_key = message.partition(" ")
@@ -301,24 +196,82 @@ class RedisStore:
         return bool(self._listening)
 
 
-async def _ask(held: Held, request: bytes, *before: bytes) -> Any:
-    """The reply to *request*; those to what goes *before* it do not matter."""
-    await held.send(*before, request)
-    for _ in before:
-        await held.read()
-    return await held.read()
+class _Acquire(Call):
+    """Idempotent, but a late copy is a ghost: it counts where each one went, unanswered."""
+
+    def __init__(
+        self,
+        acquisition: Acquisition,
+        ttl_ms: int,
+        alive_ms: int,
+        inbox_prefix: str,
+        notice: Callable[[str | None], None],
+    ) -> None:
+        keys = acquisition.keys
+        body = pack(*keys, acquisition.token, str(ttl_ms), str(alive_ms), inbox_prefix)
+        super().__init__(_ACQUIRE, keys.lock, acquisition.name, body)
+        # A waiter keeps to one connection, in order; it polls again by itself.
+        self.may_repeat = alive_ms == 0
+        self.sent_at = 0.0
+        self.link = 0
+        self._acquisition = acquisition
+        self._notice = notice
+
+    def sent(self, number: int) -> None:
+        asked = self._acquisition.asked
+        asked[number] = asked.get(number, 0) + 1
+        self._acquisition.was_sent = True
+        if not self.link:  # What a later copy finds, the first one may have done.
+            self.sent_at, self.link = _clock.now(), number
+
+    def heard(self, number: int, reply: Any) -> None:
+        asked = self._acquisition.asked
+        asked[number] -= 1
+        if not asked[number]:
+            del asked[number]
+        if isinstance(reply, list) and reply[0] == 0:
+            self._notice(text(reply[1]))
 
 
-def _acquired(reply: Any, token: str, sent_at: float, link: int) -> Granted | Refused:
-    if reply[0] == 1:
-        _, fencing_token, ttl_left_ms, already = reply
-        return Granted(
-            f"{token}/{fencing_token}",
-            fencing_token,
-            _clock.deadline(sent_at, ttl_left_ms),
-            bool(already),
+class _Release(Call):
+    """Leaves a tombstone where a copy of an acquire may still come by another connection."""
+
+    def __init__(
+        self,
+        acquisition: Acquisition,
+        inbox_prefix: str,
+        client_id: str,
+        notice: Callable[[list[Any], Keys], None],
+    ) -> None:
+        super().__init__(_RELEASE, acquisition.keys.lock, acquisition.name, b"")
+        self.acquisition = acquisition
+        self._inbox_prefix = inbox_prefix
+        self._client_id = client_id
+        self._notice = notice
+
+    def body(self, number: int) -> bytes:
+        acquisition = self.acquisition
+        tombstone = "1" if any(other != number for other in acquisition.asked) else "0"
+        return pack(
+            *acquisition.keys, acquisition.token, tombstone, self._inbox_prefix, self._client_id
         )
-    if reply[0] == -1:
-        raise AssertionError(f"an acquisition was given up and then went on: {token}")
-    _, value, ttl_left_ms, place, waiters, last_fencing_token = reply
-    return Refused(text(value), ttl_left_ms, place, waiters, last_fencing_token, sent_at, link)
+
+    def sent(self, number: int) -> None:
+        self.acquisition.releases += 1
+
+    def heard(self, number: int, reply: Any) -> None:
+        if isinstance(reply, list):
+            self._notice(reply, self.acquisition.keys)
+
+
+async def _insist(attempt: Callable[[float], Awaitable[_T]], within: float) -> _T:
+    """Try until there is an answer, or *within* seconds are over."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within
+    while True:
+        try:
+            return await attempt(end - loop.time())
+        except NoAnswer:
+            if loop.time() + _PAUSE_S >= end:
+                raise
+        await asyncio.sleep(_PAUSE_S)

@@ -35,6 +35,9 @@ class Router(Protocol):
     def doubt(self) -> None:
         """What was known about the primaries may be wrong."""
 
+    def next_number(self) -> int:
+        """A number for a borrowed connection; none is used twice."""
+
     def inbox_source(self) -> Source:
         """Where the connection for messages comes from; asked anew after each loss."""
 
@@ -65,8 +68,9 @@ class Primary:
         self, pool: ConnectionPool, on_lost: Callable[[], None], *, request_timeout: float
     ) -> None:
         self._source = PoolSource(pool)
+        self._numbers = itertools.count(1)
         self._mux = Multiplexer(
-            self._source, itertools.count(1), request_timeout=request_timeout, on_lost=on_lost
+            self._source, self._numbers, request_timeout=request_timeout, on_lost=on_lost
         )
 
     def link(self, key: str) -> Link | None:
@@ -88,6 +92,9 @@ class Primary:
 
     def doubt(self) -> None:
         """There is nothing to doubt."""
+
+    def next_number(self) -> int:
+        return next(self._numbers)
 
     def inbox_source(self) -> Source:
         return self._source

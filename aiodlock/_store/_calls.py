@@ -1,0 +1,147 @@
+"""Gets a script call answered, over whichever connection can do it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptError
+
+from .._cleanup import Background
+from ._api import NoAnswer
+from ._mux import Link, Request
+from ._router import Router
+from ._wire import FAILURES, Held, Script, Source, command, trouble
+
+
+class Call:
+    """One script call. Copies of it may go over several connections, each with its number."""
+
+    may_repeat = True
+    """Whether a copy may go over another connection while the first is not answered."""
+
+    def __init__(self, script: Script, key: str, name: str, body: bytes) -> None:
+        self.script = script
+        self.key = key
+        self.name = name
+        self._body = body
+
+    def body(self, number: int) -> bytes:
+        """What is sent over connection *number*."""
+        return self._body
+
+    def sent(self, number: int) -> None:
+        """A copy goes out."""
+
+    def heard(self, number: int, reply: Any) -> None:
+        """A copy was answered, although the caller may have left."""
+
+
+class Caller:
+    """Sends calls over the link of their key; past it where it is silent, or sends us away."""
+
+    def __init__(self, router: Router, background: Background) -> None:
+        self._router = router
+        self._background = background
+        self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
+
+    async def reply(self, call: Call, within: float) -> Any:
+        """What the script returned, from one try.
+
+        Raises:
+            NoAnswer, NotAllowedError, NameTakenError: As a store does.
+        """
+        end = asyncio.get_running_loop().time() + within
+        link = self._router.link(call.key) or await self._linked(call, within)
+        if link.is_suspect and call.may_repeat:
+            reply = await self._elsewhere(call, self._router.source(call.key), end)
+        else:
+            call.sent(link.number)
+            reply = await link.call(
+                call.script,
+                call.body(link.number),
+                within=within,
+                on_reply=functools.partial(call.heard, link.number),
+                on_late=functools.partial(self._repeat, call) if call.may_repeat else None,
+            )
+        if isinstance(reply, AskError):
+            reply = await self._redirected(call, reply, end)
+        return self._usable(reply, call.name)
+
+    async def _linked(self, call: Call, within: float) -> Link:
+        try:
+            return await self._router.linked(call.key, within)
+        except FAILURES as error:
+            raise trouble(error, call.name) from error
+
+    def _repeat(self, call: Call, request: Request) -> None:
+        self._background.start(self._settle(call, request), f"asking again about {call.name!r}")
+
+    async def _settle(self, call: Call, request: Request) -> None:
+        """Answer *request* from elsewhere, unless its own reply comes first."""
+        source = self._router.source(call.key)
+        reply = await self._elsewhere(call, source, request.ends_at, unless=request.answer.done)
+        if not isinstance(reply, Exception):
+            request.settle(reply)
+
+    async def _redirected(self, call: Call, error: AskError, end: float) -> Any:
+        """One try where *error* says that the key is; the next ones go there by themselves."""
+        try:
+            async with asyncio.timeout_at(end):
+                source = await self._router.redirect(error)
+        except FAILURES as failure:
+            raise trouble(failure, call.name) from failure
+        asking = () if isinstance(error, MovedError) else (command("ASKING"),)
+        return await self._elsewhere(call, source, end, before=asking)
+
+    async def _elsewhere(
+        self,
+        call: Call,
+        source: Source,
+        end: float,
+        *,
+        before: tuple[bytes, ...] = (),
+        unless: Callable[[], bool] = lambda: False,
+    ) -> Any:
+        """One try over a connection of its own: the reply, or why there is none."""
+        try:
+            async with asyncio.timeout_at(end), self._borrowing:
+                held = await Held.take(source)
+                try:
+                    if unless():
+                        return NoAnswer("it is not needed any more")
+                    return await self._ask(call, held, before)
+                finally:
+                    await held.give_back()
+        except FAILURES as error:
+            return error
+
+    async def _ask(self, call: Call, held: Held, before: tuple[bytes, ...]) -> Any:
+        number = self._router.next_number()
+        body = call.body(number)
+        call.sent(number)
+        reply = await _exchange(held, call.script.evalsha + body, before)
+        if isinstance(reply, NoScriptError):
+            reply = await _exchange(held, call.script.eval + body, before)
+        call.heard(number, reply)
+        return reply
+
+    def _usable(self, reply: Any, name: str) -> Any:
+        """*reply*, if it is what a script returns."""
+        if not isinstance(reply, Exception):
+            return reply
+        if isinstance(reply, NoAnswer):
+            raise reply
+        if isinstance(reply, ClusterDownError):
+            self._router.doubt()
+        raise trouble(reply, name) from reply
+
+
+async def _exchange(held: Held, request: bytes, before: tuple[bytes, ...]) -> Any:
+    """The reply to *request*; those to what goes *before* it do not matter."""
+    await held.send(*before, request)
+    for _ in before:
+        await held.read()
+    return await held.read()
