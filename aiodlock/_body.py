@@ -43,18 +43,6 @@ class Body:
         shared.sharers += 1
         self._shared = shared
 
-    def may_await(self, error: BaseException | None) -> bool:
-        """Whether a block that ends with *error* can still await.
-
-        A coroutine that is destroyed cannot; an async generator that its own task closes can.
-        """
-        if not isinstance(error, GeneratorExit):
-            return True
-        traceback = error.__traceback__
-        if traceback is None or running_task() is not self.task:
-            return False
-        return bool(traceback.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR)
-
     async def leave(self, error: BaseException | None) -> bool:
         """Take our cancel back, if no outer block of the task shares it.
 
@@ -100,6 +88,22 @@ class Body:
 
     def _others(self, cancels: int) -> bool:
         return cancels > self._cancels_before
+
+
+def may_await(error: BaseException | None) -> bool:
+    """Whether a block that ends with *error* can still await.
+
+    A coroutine that is destroyed cannot; an async generator that is closed, in a loop, can. Where
+    GeneratorExit was thrown in tells which: it may have passed others on its way.
+    """
+    if not isinstance(error, GeneratorExit):
+        return True
+    thrown_at = error.__traceback__
+    while thrown_at is not None and thrown_at.tb_next is not None:
+        thrown_at = thrown_at.tb_next
+    if thrown_at is None or not is_loop_running():
+        return False
+    return bool(thrown_at.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR)
 
 
 def is_loop_running() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
 from . import _clock
-from ._body import Body, is_loop_running
+from ._body import Body, is_loop_running, may_await
 from ._cleanup import Background
 from ._errors import LeaseLostError, LockError, LostReason, ServerUnreachable
 from ._store._api import Acquisition, Granted, NoAnswer, NotOurs, Released, Store
@@ -248,7 +248,7 @@ class Lease:
         body = self._body
         assert body is not None
         self._notice_deadline(tell_body=False)
-        if not body.may_await(error):
+        if not may_await(error):
             return self._leave_without_awaiting()
         failure: BaseException | None = None
         is_our_cancel = False

@@ -263,12 +263,12 @@ class Wait:
 
     async def _sleep(self, pause: float) -> bool:
         """Until woken, at most *pause* seconds, never beyond the end: was it woken?"""
-        if self._is_woken:
-            return True
+        pause = min(pause, self._ends_at - _clock.now())
+        if self._is_woken or pause <= 0:
+            return self._is_woken
         self._tell_of_a_long_wait()
         loop = asyncio.get_running_loop()
         wake = self._wake = loop.create_future()
-        pause = max(0.0, min(pause, self._ends_at - _clock.now()))
         timer = loop.call_later(pause, _set, wake)
         try:
             await wake

@@ -73,7 +73,7 @@ class Caller:
     async def _linked(self, call: Call, within: float) -> Link:
         try:
             return await self._router.linked(call.key, within)
-        except FAILURES as error:
+        except FAILURES as error:  # A NoAnswer is fit to be raised as it is.
             raise trouble(error, call.name) from error
 
     def _repeat(self, call: Call, request: Request) -> None:
@@ -81,7 +81,10 @@ class Caller:
 
     async def _settle(self, call: Call, request: Request) -> None:
         """Answer *request* from elsewhere, unless its own reply comes first."""
-        source = self._router.source(call.key)
+        try:
+            source = self._router.source(call.key)
+        except NoAnswer:
+            return
         reply = await self._elsewhere(call, source, request.ends_at, unless=request.answer.done)
         if not isinstance(reply, Exception):
             request.settle(reply)

@@ -8,7 +8,14 @@ from collections.abc import Callable
 
 from redis.asyncio import Connection, RedisCluster
 from redis.asyncio.cluster import ClusterNode
-from redis.exceptions import AskError, MovedError, RedisClusterException
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    MovedError,
+    NoPermissionError,
+    RedisClusterException,
+)
 
 from ._api import NoAnswer
 from ._mux import Link, Multiplexer
@@ -48,33 +55,30 @@ class Cluster:
         self._numbers = itertools.count(1)
         self._muxes: dict[str, Multiplexer] = {}  # Bound: one for each node ever seen.
         self._is_doubtful = True  # The map may be wrong; at first there is none.
+        self._failed: str | None = None  # The node to be asked last.
         self._drawing: asyncio.Task[BaseException | None] | None = None
 
     def link(self, key: str) -> Link | None:
-        if self._is_doubtful:
-            return None
-        mux = self._muxes.get(self._node(key).name)
+        # Even in doubt: where the map is wrong, the node says MOVED, or its link is lost.
+        node = self._known_node(key)
+        mux = None if node is None else self._muxes.get(node.name)
         return None if mux is None else mux.link
 
     async def linked(self, key: str, within: float) -> Link:
         loop = asyncio.get_running_loop()
         end = loop.time() + within
         if self._is_doubtful:
-            await self._draw(within)
-        node = self._node(key)
-        mux = self._muxes.get(node.name)
-        if mux is None:
-            mux = self._muxes[node.name] = Multiplexer(
-                NodeSource(node),
-                self._numbers,
-                request_timeout=self._request_timeout,
-                on_lost=self._doubt,
-            )
-        try:
-            return await mux.linked(end - loop.time())
-        except FAILURES:
+            problem = await self._draw(within)
+            if problem is not None and self._known_node(key) is None:
+                raise problem
+        node = self._known_node(key)
+        if node is None:
             self._is_doubtful = True
-            self._cluster.nodes_manager.move_node_to_end_of_cached_nodes(node.name)
+            raise NoAnswer(f"no node of the cluster has the slot of {key}")
+        try:
+            return await self._mux(node).linked(end - loop.time())
+        except (NoAnswer, *FAILURES):
+            self._is_doubtful, self._failed = True, node.name
             raise
 
     def is_current(self, number: int) -> bool:
@@ -82,7 +86,10 @@ class Cluster:
         return any(link is not None and link.number == number for link in links)
 
     def source(self, key: str) -> Source:
-        return NodeSource(self._node(key))
+        node = self._known_node(key)
+        if node is None:
+            raise NoAnswer(f"no node of the cluster has the slot of {key}")
+        return NodeSource(node)
 
     async def redirect(self, error: AskError) -> Source:
         manager = self._cluster.nodes_manager
@@ -113,22 +120,30 @@ class Cluster:
         for mux in self._muxes.values():
             await mux.aclose()
 
-    def _node(self, key: str) -> ClusterNode:
+    def _known_node(self, key: str) -> ClusterNode | None:
         try:
-            node = self._cluster.get_node_from_key(key)
-        except RedisClusterException as error:
-            self._is_doubtful = True
-            raise NoAnswer(f"no node of the cluster has the slot of {key}") from error
-        assert node is not None
-        return node
+            return self._cluster.get_node_from_key(key)
+        except RedisClusterException:
+            return None
+
+    def _mux(self, node: ClusterNode) -> Multiplexer:
+        mux = self._muxes.get(node.name)
+        if mux is None:
+            mux = self._muxes[node.name] = Multiplexer(
+                NodeSource(node),
+                self._numbers,
+                request_timeout=self._request_timeout,
+                on_lost=self._doubt,
+            )
+        return mux
 
     def _doubt(self) -> None:
         """A connection was lost: perhaps its node is no primary any more."""
         self._is_doubtful = True
         self._on_lost()
 
-    async def _draw(self, within: float) -> None:
-        """Draw the map, once for all who ask at the same time."""
+    async def _draw(self, within: float) -> Exception | None:
+        """Draw the map, once for all who ask at the same time: what went wrong?"""
         if self._drawing is None:
             self._drawing = asyncio.get_running_loop().create_task(
                 self._draw_once(), name="aiodlock cluster map"
@@ -136,19 +151,30 @@ class Cluster:
         drawing = self._drawing
         await asyncio.wait((drawing,), timeout=within)
         if not drawing.done() or drawing.cancelled():
-            raise NoAnswer("no map of the cluster in time")
-        if (error := drawing.result()) is not None:
-            raise NoAnswer(f"no map of the cluster: {error}") from error
+            return NoAnswer("no map of the cluster in time")
+        return drawing.result()
 
-    async def _draw_once(self) -> BaseException | None:
+    async def _draw_once(self) -> Exception | None:
         """Never raises: several may wait for this, or nobody."""
         try:
             async with asyncio.timeout(self._request_timeout):
                 await self._cluster.initialize()
-                await self._cluster.nodes_manager.initialize()
+                await self._cluster.nodes_manager.initialize(last_failed_node_name=self._failed)
         except (RedisClusterException, *FAILURES) as error:
-            return error
+            return _root(error)
         finally:
             self._drawing = None
         self._is_doubtful = False
         return None
+
+
+def _root(error: Exception) -> Exception:
+    """What redis-py wrapped, where that is the server's refusal; else a failure like any other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, AuthenticationError | AuthorizationError | NoPermissionError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    failure = NoAnswer(f"no map of the cluster: {error}")
+    failure.__cause__ = error
+    return failure

@@ -174,6 +174,7 @@ class Link:
             return self.drop("the server sent a reply that nobody asked for")
         request = self._outstanding.popleft()
         self._heard_at = self._loop.time()
+        self._has_grace = True
         self.is_suspect = False
         if request.evaluates:
             self._loading.discard(request.script)
@@ -214,7 +215,7 @@ class Link:
             self._has_grace = False
             self._watch(now + _STALL_S)
         else:
-            self._has_grace = True
+            self._has_grace = self._has_grace or not is_late
             self._judge(now)
 
     def _judge(self, now: float) -> None:

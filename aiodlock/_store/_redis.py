@@ -221,14 +221,15 @@ class _Acquire(Call):
         asked = self._acquisition.asked
         asked[number] = asked.get(number, 0) + 1
         self._acquisition.was_sent = True
-        if not self.link:  # What a later copy finds, the first one may have done.
-            self.sent_at, self.link = _clock.now(), number
+        if not self.sent_at:  # What a later copy finds, the first one may have done.
+            self.sent_at = _clock.now()
 
     def heard(self, number: int, reply: Any) -> None:
         asked = self._acquisition.asked
         asked[number] -= 1
         if not asked[number]:
             del asked[number]
+        self.link = number
         if isinstance(reply, list) and reply[0] == 0:
             self._notice(text(reply[1]))
 
