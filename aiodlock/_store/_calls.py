@@ -53,7 +53,8 @@ class Caller:
         Raises:
             NoAnswer, NotAllowedError, NameTakenError: As a store does.
         """
-        end = asyncio.get_running_loop().time() + within
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within
         link = self._router.link(call.key) or await self._linked(call, within)
         if link.is_suspect and call.may_repeat:
             reply = await self._elsewhere(call, self._router.source(call.key), end)
@@ -62,7 +63,7 @@ class Caller:
             reply = await link.call(
                 call.script,
                 call.body(link.number),
-                within=within,
+                within=end - loop.time(),
                 on_reply=functools.partial(call.heard, link.number),
                 on_late=functools.partial(self._repeat, call) if call.may_repeat else None,
             )

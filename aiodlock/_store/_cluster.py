@@ -56,7 +56,7 @@ class Cluster:
         self._muxes: dict[str, Multiplexer] = {}  # Bound: one for each node ever seen.
         self._is_doubtful = True  # The map may be wrong; at first there is none.
         self._failed: str | None = None  # The node to be asked last.
-        self._drawing: asyncio.Task[BaseException | None] | None = None
+        self._drawing: asyncio.Task[Exception | None] | None = None
 
     def link(self, key: str) -> Link | None:
         # Even in doubt: where the map is wrong, the node says MOVED, or its link is lost.
@@ -172,7 +172,9 @@ def _root(error: Exception) -> Exception:
     """What redis-py wrapped, where that is the server's refusal; else a failure like any other."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, AuthenticationError | AuthorizationError | NoPermissionError):
+        if isinstance(cause, AuthenticationError | AuthorizationError):
+            return cause
+        if isinstance(cause, NoPermissionError):
             return cause
         cause = cause.__cause__ or cause.__context__
     failure = NoAnswer(f"no map of the cluster: {error}")
