@@ -101,16 +101,16 @@ def may_await(error: BaseException | None) -> bool:
     thrown_at = error.__traceback__
     while thrown_at is not None and thrown_at.tb_next is not None:
         thrown_at = thrown_at.tb_next
-    if thrown_at is None or not is_loop_running():
+    if thrown_at is None or running_loop() is None:
         return False
     return bool(thrown_at.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR)
 
 
-def is_loop_running() -> bool:
-    """Whether anything can be awaited here."""
-    return asyncio._get_running_loop() is not None
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that runs in this thread; without it, nothing can be awaited here."""
+    return asyncio._get_running_loop()
 
 
 def running_task() -> asyncio.Task[object] | None:
     """The current task, if there is one."""
-    return asyncio.current_task() if is_loop_running() else None
+    return asyncio.current_task() if running_loop() is not None else None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
 from . import _clock
-from ._body import Body, is_loop_running, may_await
+from ._body import Body, may_await, running_loop
 from ._cleanup import Background
 from ._errors import LeaseLostError, LockError, LostReason, ServerUnreachable
 from ._store._api import Acquisition, Granted, NoAnswer, NotOurs, Released, Store
@@ -140,14 +140,12 @@ class Lease:
         self._raise_unless_open()
         left = self._validity.left
         if left <= 0:
-            self._lose(self._validity.reason_at_deadline())
-            raise self._lost_error()
+            reason = self._validity.reason_at_deadline()
+            if running_loop() is self._loop:  # In a thread, only the answer is given.
+                self._lose(reason)
+            raise self._lost_error(reason)
         if left < min_left:
-            raise LeaseLostError(
-                name=self.name,
-                fencing_token=self.fencing_token,
-                reason=LostReason.TOO_LITTLE_TIME,
-            )
+            raise self._lost_error(LostReason.TOO_LITTLE_TIME)
 
     # What talks to the server.
 
@@ -371,7 +369,7 @@ class Lease:
     def _leave_without_awaiting(self) -> None:
         """The coroutine is destroyed: its loop, if it still runs, finishes the work."""
         self._leave_block()
-        if is_loop_running():
+        if running_loop() is not None:
             self._validity.release()
             self._background.start(self._release(), f"releasing {self.name!r}")
         else:
@@ -440,7 +438,7 @@ class Lease:
         if self._validity.state == "lost":
             raise self._lost_error()
 
-    def _lost_error(self) -> LeaseLostError:
-        reason = self._validity.reason
+    def _lost_error(self, reason: LostReason | None = None) -> LeaseLostError:
+        reason = reason or self._validity.reason
         assert reason is not None
         return LeaseLostError(name=self.name, fencing_token=self.fencing_token, reason=reason)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from . import _clock, _names
-from ._body import is_loop_running
+from ._body import running_task
 from ._errors import LockTimeout, ServerUnreachable
 from ._lease import Lease, Terms
 from ._session import Session
@@ -185,7 +185,7 @@ class Lock:
 
     def _newest_entry(self) -> Lease:
         """Of this task; or, as in fixtures that end in another task, the only one."""
-        task = asyncio.current_task() if is_loop_running() else None
+        task = running_task()
         for index in range(len(self._entries) - 1, -1, -1):
             if self._entries[index][0] is task or len(self._entries) == 1:
                 return self._entries.pop(index)[1]

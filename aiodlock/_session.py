@@ -7,7 +7,7 @@ import logging
 import weakref
 from typing import Final
 
-from ._body import is_loop_running
+from ._body import running_loop
 from ._cleanup import Background
 from ._errors import LostReason
 from ._lease import CANCELLED_S, Lease, Terms
@@ -72,7 +72,7 @@ class Session:
             self.store.forget(acquisition.token)
             raise
         except BaseException:
-            if wait.may_stand and is_loop_running():
+            if wait.may_stand and running_loop() is not None:
                 self.background.start(self._give_up(acquisition, terms), f"giving up {name!r}")
             else:
                 self.store.forget(acquisition.token)

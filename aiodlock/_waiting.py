@@ -298,7 +298,9 @@ class Wait:
         name, refused = self._acquisition.name, self._refused
         silent_s = _clock.now() - self._answered_at()
         fresh_s = self._request_timeout + _clock.poll_interval(self._alive)
-        if refused is None or (self._trouble is not None and silent_s > fresh_s):
+        # Who waits for ever gives up for one reason only.
+        is_silent = silent_s > fresh_s or self._ends_at == math.inf
+        if refused is None or (self._trouble is not None and is_silent):
             error = ServerUnreachable(
                 f"no usable answer about the lock {name!r} for {silent_s:.1f} s: {self._trouble}",
                 name=name,

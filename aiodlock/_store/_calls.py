@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptError
 
@@ -13,7 +14,11 @@ from .._cleanup import Background
 from ._api import NoAnswer
 from ._mux import Link, Request
 from ._router import Router
-from ._wire import FAILURES, Held, Script, Source, command, trouble
+from ._wire import FAILURES, Held, Script, Source, command, pack, text, trouble
+
+_log = logging.getLogger("aiodlock")
+
+_PROBE: Final = Script("probe", keys=1, args=1)
 
 
 class Call:
@@ -21,6 +26,8 @@ class Call:
 
     may_repeat = True
     """Whether a copy may go over another connection while the first is not answered."""
+    takes = False
+    """Whether it may get a lock, which somebody must then be allowed to release."""
 
     def __init__(self, script: Script, key: str, name: str, body: bytes) -> None:
         self.script = script
@@ -42,9 +49,13 @@ class Call:
 class Caller:
     """Sends calls over the link of their key; past it where it is silent, or sends us away."""
 
-    def __init__(self, router: Router, background: Background) -> None:
+    def __init__(self, router: Router, background: Background, inbox: str) -> None:
         self._router = router
         self._background = background
+        self._inbox = inbox
+        self._has_warned = False
+        self._allowed: set[str] = set()
+        self._probes: dict[str, asyncio.Future[Any]] = {}
         self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
 
     async def reply(self, call: Call, within: float) -> Any:
@@ -56,6 +67,8 @@ class Caller:
         loop = asyncio.get_running_loop()
         end = loop.time() + within
         link = self._router.link(call.key) or await self._linked(call, within)
+        if call.takes and (node := self._router.node(call.key)) not in self._allowed:
+            await self._probe(node, link, call, end)
         if link.is_suspect and call.may_repeat:
             reply = await self._elsewhere(call, self._router.source(call.key), end)
         else:
@@ -76,6 +89,23 @@ class Caller:
             return await self._router.linked(call.key, within)
         except FAILURES as error:  # A NoAnswer is fit to be raised as it is.
             raise trouble(error, call.name) from error
+
+    async def _probe(self, node: str, link: Link, call: Call, end: float) -> None:
+        """Once for each node: may we do what locks need? Refused, it is asked again next time."""
+        loop = asyncio.get_running_loop()
+        probe = self._probes.get(node)
+        if probe is None:
+            body = pack(f"{call.key}:probe", self._inbox)
+            probe = self._probes[node] = link.call(_PROBE, body, within=end - loop.time())
+        await asyncio.wait((probe,), timeout=end - loop.time())
+        if not probe.done():
+            raise NoAnswer("no reply in time")
+        self._probes.pop(node, None)
+        (refusal,) = self._usable(probe.result(), call.name)
+        self._allowed.add(node)
+        if refusal and not self._has_warned:
+            self._has_warned = True
+            _log.warning("may not publish, so waiters of other clients poll: %s", text(refusal))
 
     def _repeat(self, call: Call, request: Request) -> None:
         self._background.start(self._settle(call, request), f"asking again about {call.name!r}")

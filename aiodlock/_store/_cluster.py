@@ -85,6 +85,10 @@ class Cluster:
         links = (mux.link for mux in self._muxes.values())
         return any(link is not None and link.number == number for link in links)
 
+    def node(self, key: str) -> str:
+        node = self._known_node(key)
+        return "" if node is None else node.name
+
     def source(self, key: str) -> Source:
         node = self._known_node(key)
         if node is None:

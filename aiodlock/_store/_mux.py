@@ -15,6 +15,8 @@ from ._wire import FAILURES, Held, Script, Source
 
 # A timer that is later than this says that the loop stood still, not the server.
 _STALL_S: Final = 0.05
+# The pause before a connection is tried again; a last try of 0.1 s has room for it.
+_PACE_S: Final = 0.05
 
 
 class Request:
@@ -266,6 +268,7 @@ class Multiplexer:
         self._on_lost = on_lost
         self._numbers = numbers  # None is used twice.
         self._connecting: asyncio.Task[BaseException | None] | None = None
+        self._failures = 0
         self._closing: set[asyncio.Task[None]] = set()
 
     async def linked(self, within: float) -> Link:
@@ -299,14 +302,21 @@ class Multiplexer:
             await asyncio.wait(tuple(self._closing))
 
     async def _connect(self) -> BaseException | None:
-        """Never raises: several may wait for this, or nobody."""
+        """Never raises: several may wait for this, or nobody.
+
+        Paced, for every waiter has a pace of its own: thousands would storm a server that comes up.
+        """
         try:
+            if self._failures:
+                await asyncio.sleep(min(_PACE_S, 0.01 * 2.0 ** min(self._failures, 10)))
             async with asyncio.timeout(self._request_timeout):
                 held = await Held.take(self._source)
         except FAILURES as error:
+            self._failures += 1
             return error
         finally:
             self._connecting = None
+        self._failures = 0
         self.link = Link(
             next(self._numbers),
             held,

@@ -61,10 +61,11 @@ class RedisStore:
         self._listening: set[str] = set()
         self._background = Background()
         self._router = router(self._poke_all)
-        self._caller = Caller(self._router, self._background)
+        channel = _names.inbox(prefix, client_id)
+        self._caller = Caller(self._router, self._background, channel)
         self._inbox = Inbox(
             self._router.inbox_source,
-            _names.inbox(prefix, client_id),
+            channel,
             request_timeout=request_timeout,
             on_message=self._receive,
             on_change=self._poke_all,
@@ -198,6 +199,8 @@ class RedisStore:
 
 class _Acquire(Call):
     """Idempotent, but a late copy is a ghost: it counts where each one went, unanswered."""
+
+    takes = True
 
     def __init__(
         self,

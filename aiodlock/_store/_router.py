@@ -26,6 +26,9 @@ class Router(Protocol):
     def is_current(self, number: int) -> bool:
         """Whether the connection with that number is still there."""
 
+    def node(self, key: str) -> str:
+        """Which primary has *key*, as far as is known."""
+
     def source(self, key: str) -> Source:
         """Where one more connection for *key* can be borrowed."""
 
@@ -81,6 +84,9 @@ class Primary:
 
     def is_current(self, number: int) -> bool:
         return self._mux.link is not None and self._mux.link.number == number
+
+    def node(self, key: str) -> str:
+        return ""
 
     def source(self, key: str) -> Source:
         return self._source
