@@ -192,6 +192,7 @@ class LockClient:
 
         Cancellation: it is finished all the same, and waited for.
         """
+        self._forget_closed_loop()
         session, self._session, self._is_closed = self._session, None, True
         if self._closing is None:
             if session is not None and session.loop is not asyncio.get_running_loop():
@@ -206,6 +207,7 @@ class LockClient:
             raise cancelled
 
     async def __aenter__(self) -> Self:
+        self._forget_closed_loop()
         if self._closing is not None:
             raise RuntimeError("this LockClient is being closed")
         self._is_closed = False
@@ -267,6 +269,13 @@ class LockClient:
         self._session = None
         if self._renew is not None:
             self._redis = self._renew()
+
+    def _forget_closed_loop(self) -> None:
+        """A close that its loop did not live to see is over."""
+        if self._closing is not None and self._closing.get_loop().is_closed():
+            self._closing = None
+            if self._renew is not None:
+                self._redis = self._renew()
 
     def _new_session(self) -> Session:
         from ._store import _source

@@ -359,6 +359,11 @@ class Lease:
         if tell_body and self._body is not None and self._terms.on_lost == "cancel":
             self._body.cancel()
 
+    def _retire(self) -> None:
+        """It is not held any more from now on, whatever the server will say."""
+        if self._validity.release():
+            self._tell_over()
+
     def _abandon(self) -> None:
         """Nothing can be sent any more: it stands until its ttl is over, or is the parent's."""
         self._is_gone = True
@@ -370,7 +375,7 @@ class Lease:
         """The coroutine is destroyed: its loop, if it still runs, finishes the work."""
         self._leave_block()
         if running_loop() is not None:
-            self._validity.release()
+            self._retire()
             self._background.start(self._release(), f"releasing {self.name!r}")
         else:
             self._abandon()
@@ -381,8 +386,7 @@ class Lease:
             self._body_left.set()
 
     async def _release(self) -> Released:
-        if self._validity.release():
-            self._tell_over()
+        self._retire()
         ending = None if self._watch is None else self._watch.stop()
         try:
             released = await self._give_up()

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 _NAME_BYTES_MAX: Final = 512
 _PREFIX_BYTES_MAX: Final = 128
 _LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_VALUE: Final = re.compile(r"([A-Za-z0-9._-]{1,64}:[0-9a-f]{32}):([0-9]+)/([0-9]+)")
+_VALUE: Final = re.compile(r"([A-Za-z0-9._-]{1,64}:[0-9a-f]{32}):([0-9]{1,20})/([0-9]{1,20})")
 
 # Braces would move the hash tag, so that a name's keys fell into several slots of a cluster.
 _ESCAPES: Final = str.maketrans({"{": "%7B", "}": "%7D", "%": "%25"})

@@ -110,6 +110,7 @@ class Session:
             if lease.body_task is not None:
                 lease._lose(LostReason.CLOSED, tell_body=lease.body_task is not caller)
             else:
+                lease._retire()  # Now: nobody is to enter it until the task begins.
                 self.background.start(lease.release(), f"releasing {lease.name!r}")
         await self._end_bodies(bodies)
         await self.background.drain()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptError
 
 from .._cleanup import Background
+from .._errors import LockError
 from ._api import NoAnswer
 from ._mux import Link, Request
 from ._router import Router
@@ -18,6 +19,9 @@ from ._wire import FAILURES, Held, Script, Source, command, pack, text, trouble
 
 _log = logging.getLogger("aiodlock")
 
+_T = TypeVar("_T")
+
+_PAUSE_S: Final = 0.05
 _PROBE: Final = Script("probe", keys=1, args=1)
 
 
@@ -49,13 +53,16 @@ class Call:
 class Caller:
     """Sends calls over the link of their key; past it where it is silent, or sends us away."""
 
-    def __init__(self, router: Router, background: Background, inbox: str) -> None:
+    def __init__(
+        self, router: Router, background: Background, *, inbox: str, request_timeout: float
+    ) -> None:
         self._router = router
+        self._request_timeout = request_timeout
         self._background = background
         self._inbox = inbox
         self._has_warned = False
         self._allowed: set[str] = set()
-        self._probes: dict[str, asyncio.Future[Any]] = {}
+        self._probes: dict[str, asyncio.Task[object]] = {}
         self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
 
     async def reply(self, call: Call, within: float) -> Any:
@@ -68,7 +75,8 @@ class Caller:
         end = loop.time() + within
         link = self._router.link(call.key) or await self._linked(call, within)
         if call.takes and (node := self._router.node(call.key)) not in self._allowed:
-            await self._probe(node, link, call, end)
+            await self._probe(node, call, end)
+            link = self._router.link(call.key) or await self._linked(call, end - loop.time())
         if link.is_suspect and call.may_repeat:
             reply = await self._elsewhere(call, self._router.source(call.key), end)
         else:
@@ -90,22 +98,32 @@ class Caller:
         except FAILURES as error:  # A NoAnswer is fit to be raised as it is.
             raise trouble(error, call.name) from error
 
-    async def _probe(self, node: str, link: Link, call: Call, end: float) -> None:
+    async def _probe(self, node: str, call: Call, end: float) -> None:
         """Once for each node: may we do what locks need? Refused, it is asked again next time."""
-        loop = asyncio.get_running_loop()
         probe = self._probes.get(node)
         if probe is None:
-            body = pack(f"{call.key}:probe", self._inbox)
-            probe = self._probes[node] = link.call(_PROBE, body, within=end - loop.time())
-        await asyncio.wait((probe,), timeout=end - loop.time())
-        if not probe.done():
+            about = Call(_PROBE, call.key, call.name, pack(f"{call.key}:probe", self._inbox))
+            probe = self._background.start(self._rights(about), "asking what we may do")
+            self._probes[node] = probe
+            probe.add_done_callback(lambda _: self._probes.pop(node, None))
+        await asyncio.wait((probe,), timeout=end - asyncio.get_running_loop().time())
+        if not probe.done() or probe.cancelled():
             raise NoAnswer("no reply in time")
-        self._probes.pop(node, None)
-        (refusal,) = self._usable(probe.result(), call.name)
+        rights = probe.result()
+        if isinstance(rights, Exception):
+            raise rights
         self._allowed.add(node)
+
+    async def _rights(self, about: Call) -> Exception | None:
+        """Why we may not do what locks need, for all who wait for it."""
+        try:
+            (refusal,) = await insist(lambda left: self.reply(about, left), self._request_timeout)
+        except (NoAnswer, LockError) as error:
+            return error
         if refusal and not self._has_warned:
             self._has_warned = True
             _log.warning("may not publish, so waiters of other clients poll: %s", text(refusal))
+        return None
 
     def _repeat(self, call: Call, request: Request) -> None:
         self._background.start(self._settle(call, request), f"asking again about {call.name!r}")
@@ -171,6 +189,19 @@ class Caller:
         if isinstance(reply, ClusterDownError):
             self._router.doubt()
         raise trouble(reply, name) from reply
+
+
+async def insist(attempt: Callable[[float], Awaitable[_T]], within: float) -> _T:
+    """Try until there is an answer, or *within* seconds are over."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within
+    while True:
+        try:
+            return await attempt(end - loop.time())
+        except NoAnswer:
+            if loop.time() + _PAUSE_S >= end:
+                raise
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def _exchange(held: Held, request: bytes, before: tuple[bytes, ...]) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 from redis.exceptions import TryAgainError
 
@@ -22,12 +21,10 @@ from ._api import (
     Standing,
     Waiter,
 )
-from ._calls import Call, Caller
+from ._calls import Call, Caller, insist
 from ._inbox import Inbox
 from ._router import Router
 from ._wire import Script, maybe_text, pack, text
-
-_T = TypeVar("_T")
 
 _ACQUIRE: Final = Script("acquire", keys=4, args=4)
 _EXTEND: Final = Script("extend", keys=1, args=2)
@@ -36,7 +33,6 @@ _DISCARD: Final = Script("discard", keys=1, args=1)
 _INSPECT: Final = Script("inspect", keys=2, args=0)
 
 _NOT_A_LOCK: Final = "(a key that is not a lock)"
-_PAUSE_S: Final = 0.05
 
 
 class RedisStore:
@@ -62,7 +58,9 @@ class RedisStore:
         self._background = Background()
         self._router = router(self._poke_all)
         channel = _names.inbox(prefix, client_id)
-        self._caller = Caller(self._router, self._background, channel)
+        self._caller = Caller(
+            self._router, self._background, inbox=channel, request_timeout=request_timeout
+        )
         self._inbox = Inbox(
             self._router.inbox_source,
             channel,
@@ -113,14 +111,14 @@ class RedisStore:
     async def release(self, acquisition: Acquisition, *, within: float) -> Released:
         call = _Release(acquisition, self._inbox_prefix, self._client_id, self._notice_released)
         try:
-            reply = await _insist(lambda left: self._release_once(call, left), within)
+            reply = await insist(lambda left: self._release_once(call, left), within)
         except NameTakenError:
             return Released(False, _NOT_A_LOCK, acquisition.releases > 1)
         return Released(reply[0] == 1, maybe_text(reply[1]), acquisition.releases > 1)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         call = Call(_INSPECT, keys.lock, name, pack(keys.lock, keys.queue))
-        reply = await _insist(lambda left: self._caller.reply(call, left), within)
+        reply = await insist(lambda left: self._caller.reply(call, left), within)
         return Standing(maybe_text(reply[0]), reply[1], reply[2])
 
     def enlist(self, token: str, waiter: Waiter) -> None:
@@ -266,16 +264,3 @@ class _Release(Call):
     def heard(self, number: int, reply: Any) -> None:
         if isinstance(reply, list):
             self._notice(reply, self.acquisition.keys)
-
-
-async def _insist(attempt: Callable[[float], Awaitable[_T]], within: float) -> _T:
-    """Try until there is an answer, or *within* seconds are over."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within
-    while True:
-        try:
-            return await attempt(end - loop.time())
-        except NoAnswer:
-            if loop.time() + _PAUSE_S >= end:
-                raise
-        await asyncio.sleep(_PAUSE_S)

@@ -46,7 +46,11 @@ def checked(redis: object) -> Redis | RedisCluster:
             "LockClient takes a redis.asyncio.Redis or RedisCluster (and LockClient.from_url a "
             f"URL); got a {type(redis).__module__}.{type(redis).__qualname__}"
         )
-    if isinstance(redis, Redis) and redis.connection_pool.max_connections < 2:
+    if isinstance(redis, RedisCluster):
+        most = redis.get_connection_kwargs().get("max_connections")
+    else:
+        most = redis.connection_pool.max_connections
+    if most is not None and most < 2:
         raise ValueError(
             "LockClient needs a pool of at least 2 connections, one for requests and one for "
             "messages; got max_connections=1"

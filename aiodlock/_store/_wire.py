@@ -19,6 +19,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from .._body import running_loop
 from .._errors import LockError, NameTakenError, NotAllowedError
 from ._api import NoAnswer
 
@@ -69,7 +70,11 @@ class Held:
 
     async def give_back(self) -> None:
         """Disconnected: nobody else can know which replies are still on their way."""
+        if running_loop() is None:
+            return  # Its task is destroyed, after its loop: nothing can be given back.
         self.connection.socket_timeout, self.connection.retry = self._settings
+        # redis-py would log it in anew, behind our back, if its credentials have changed.
+        self.connection.set_re_auth_token(None)  # type: ignore[arg-type]
         try:
             await self.connection.disconnect(nowait=True)
         finally:

@@ -49,7 +49,8 @@ if ARGV[2] == '1' then
     redis.call('PEXPIRE', KEYS[4], 60000)
   end
 end
-if not ours then
+-- A free lock goes on to the hand-off: its head may be leaving, and the next one not know it.
+if not ours and (value or wrong) then
   return wrong or {0, value}
 end
 
@@ -73,9 +74,9 @@ for _ = 1, 1000 do
       -- By pcall: a channel that we may not use must not undo the hand-off.
       redis.pcall('PUBLISH', ARGV[3] .. client_id, value .. ' ' .. KEYS[1])
     end
-    return {1, value}
+    return {ours and 1 or 0, value}
   end
 end
 
 redis.call('DEL', KEYS[1])
-return {1, false}
+return {ours and 1 or 0, false}
