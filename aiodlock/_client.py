@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from . import _clock, _names
+from ._body import may_await, running_loop, running_task
 from ._cleanup import outlast
 from ._lease import Terms
 from ._lock import UNSET, Lock, Unset, checked_on_lost, checked_wait
@@ -192,17 +193,8 @@ class LockClient:
 
         Cancellation: it is finished all the same, and waited for.
         """
-        self._forget_closed_loop()
-        session, self._session, self._is_closed = self._session, None, True
-        if self._closing is None:
-            if session is not None and session.loop is not asyncio.get_running_loop():
-                self._session = session
-                self._check_left(session)
-                session = None
-            self._closing = asyncio.get_running_loop().create_task(
-                self._close(session, asyncio.current_task()), name="aiodlock closing"
-            )
-        cancelled = await outlast(self._closing, within=_CLOSE_S + 3 * self._request_timeout)
+        closing = self._begin_closing()
+        cancelled = await outlast(closing, within=_CLOSE_S + 3 * self._request_timeout)
         if cancelled is not None:
             raise cancelled
 
@@ -220,7 +212,12 @@ class LockClient:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        await self.aclose()
+        if may_await(error):
+            await self.aclose()
+        elif running_loop() is self._loop:
+            self._begin_closing()
+        elif self._session is not None:
+            self._session.disown()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "new" if self._session is None else "open"
@@ -270,6 +267,20 @@ class LockClient:
         if self._renew is not None:
             self._redis = self._renew()
 
+    def _begin_closing(self) -> asyncio.Task[None]:
+        self._forget_closed_loop()
+        session, self._session, self._is_closed = self._session, None, True
+        if self._closing is None:
+            loop = asyncio.get_running_loop()
+            if session is not None and session.loop is not loop:
+                self._session = session
+                self._check_left(session)
+                session = None
+            self._closing = loop.create_task(
+                self._close(session, running_task()), name="aiodlock closing"
+            )
+        return self._closing
+
     def _forget_closed_loop(self) -> None:
         """A close that its loop did not live to see is over."""
         if self._closing is not None and self._closing.get_loop().is_closed():
@@ -317,7 +328,10 @@ class LockClient:
 
 def _forget_parents() -> None:
     for client in tuple(_clients):
-        client._forget_parent()
+        try:
+            client._forget_parent()
+        except Exception:  # One that fails must not keep the others from it.
+            _log.exception("a LockClient could not be taken over by a forked child")
 
 
 _clients: weakref.WeakSet[LockClient] = weakref.WeakSet()

@@ -364,6 +364,11 @@ class Lease:
         if self._validity.release():
             self._tell_over()
 
+    def _disown(self) -> None:
+        """In a forked child, or after its loop: no task, timer or future is touched."""
+        self._is_gone = True
+        self._validity.lose(LostReason.CLOSED)
+
     def _abandon(self) -> None:
         """Nothing can be sent any more: it stands until its ttl is over, or is the parent's."""
         self._is_gone = True
@@ -374,9 +379,12 @@ class Lease:
     def _leave_without_awaiting(self) -> None:
         """The coroutine is destroyed: its loop, if it still runs, finishes the work."""
         self._leave_block()
-        if running_loop() is not None:
+        if self._loop.is_running():
             self._retire()
-            self._background.start(self._release(), f"releasing {self.name!r}")
+            # Whoever collects the garbage may do so in any thread, and under any loop.
+            self._loop.call_soon_threadsafe(
+                self._background.start, self._release(), f"releasing {self.name!r}"
+            )
         else:
             self._abandon()
 

@@ -72,7 +72,7 @@ class Session:
             self.store.forget(acquisition.token)
             raise
         except BaseException:
-            if wait.may_stand and running_loop() is not None:
+            if wait.may_stand and running_loop() is self.loop:
                 self.background.start(self._give_up(acquisition, terms), f"giving up {name!r}")
             else:
                 self.store.forget(acquisition.token)
@@ -139,6 +139,6 @@ class Session:
                 waiting.cancel()
 
     def disown(self) -> None:
-        """In a forked child: everything here is the parent's."""
+        """In a forked child, or after its loop: everything here is another's, or gone."""
         for lease in self._leases:
-            lease._abandon()
+            lease._disown()

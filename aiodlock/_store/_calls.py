@@ -22,6 +22,7 @@ _log = logging.getLogger("aiodlock")
 _T = TypeVar("_T")
 
 _PAUSE_S: Final = 0.05
+_NOT_NEEDED: Final = NoAnswer("an answer came from elsewhere")
 _PROBE: Final = Script("probe", keys=1, args=1)
 
 
@@ -77,9 +78,11 @@ class Caller:
         if call.takes and (node := self._router.node(call.key)) not in self._allowed:
             await self._probe(node, call, end)
             link = self._router.link(call.key) or await self._linked(call, end - loop.time())
+        reply: Any = _NOT_NEEDED
         if link.is_suspect and call.may_repeat:
-            reply = await self._elsewhere(call, self._router.source(call.key), end)
-        else:
+            source = await self._source(call, end)
+            reply = await self._elsewhere(call, source, end, unless=lambda: not link.is_suspect)
+        if reply is _NOT_NEEDED:
             call.sent(link.number)
             reply = await link.call(
                 call.script,
@@ -125,14 +128,21 @@ class Caller:
             _log.warning("may not publish, so waiters of other clients poll: %s", text(refusal))
         return None
 
+    async def _source(self, call: Call, end: float) -> Source:
+        try:
+            async with asyncio.timeout_at(end):
+                return await self._router.source(call.key)
+        except FAILURES as error:
+            raise trouble(error, call.name) from error
+
     def _repeat(self, call: Call, request: Request) -> None:
         self._background.start(self._settle(call, request), f"asking again about {call.name!r}")
 
     async def _settle(self, call: Call, request: Request) -> None:
         """Answer *request* from elsewhere, unless its own reply comes first."""
         try:
-            source = self._router.source(call.key)
-        except NoAnswer:
+            source = await self._source(call, request.ends_at)
+        except (NoAnswer, LockError):
             return
         reply = await self._elsewhere(call, source, request.ends_at, unless=request.answer.done)
         if not isinstance(reply, Exception):
@@ -160,10 +170,12 @@ class Caller:
         """One try over a connection of its own: the reply, or why there is none."""
         try:
             async with asyncio.timeout_at(end), self._borrowing:
+                if unless():
+                    return _NOT_NEEDED
                 held = await Held.take(source)
                 try:
                     if unless():
-                        return NoAnswer("it is not needed any more")
+                        return _NOT_NEEDED
                     return await self._ask(call, held, before)
                 finally:
                     await held.give_back()

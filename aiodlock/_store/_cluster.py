@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -69,7 +70,8 @@ class Cluster:
         end = loop.time() + within
         if self._is_doubtful:
             problem = await self._draw(within)
-            if problem is not None and self._known_node(key) is None:
+            is_refusal = problem is not None and not isinstance(problem, NoAnswer)
+            if problem is not None and (is_refusal or self._known_node(key) is None):
                 raise problem
         node = self._known_node(key)
         if node is None:
@@ -78,7 +80,7 @@ class Cluster:
         try:
             return await self._mux(node).linked(end - loop.time())
         except (NoAnswer, *FAILURES):
-            self._is_doubtful, self._failed = True, node.name
+            self._doubt(node.name)
             raise
 
     def is_current(self, number: int) -> bool:
@@ -89,7 +91,10 @@ class Cluster:
         node = self._known_node(key)
         return "" if node is None else node.name
 
-    def source(self, key: str) -> Source:
+    async def source(self, key: str) -> Source:
+        node = self._known_node(key)
+        self._doubt("" if node is None else node.name)
+        await self._draw(self._request_timeout)
         node = self._known_node(key)
         if node is None:
             raise NoAnswer(f"no node of the cluster has the slot of {key}")
@@ -137,13 +142,17 @@ class Cluster:
                 NodeSource(node),
                 self._numbers,
                 request_timeout=self._request_timeout,
-                on_lost=self._doubt,
+                on_lost=functools.partial(self._lose, node.name),
             )
         return mux
 
-    def _doubt(self) -> None:
-        """A connection was lost: perhaps its node is no primary any more."""
-        self._is_doubtful = True
+    def _doubt(self, node: str) -> None:
+        """Perhaps *node* is no primary any more; it is not the one to ask."""
+        self._is_doubtful, self._failed = True, node or None
+
+    def _lose(self, node: str) -> None:
+        """The connection to *node* was lost."""
+        self._doubt(node)
         self._on_lost()
 
     async def _draw(self, within: float) -> Exception | None:

@@ -114,7 +114,8 @@ class RedisStore:
             reply = await insist(lambda left: self._release_once(call, left), within)
         except NameTakenError:
             return Released(False, _NOT_A_LOCK, acquisition.releases > 1)
-        return Released(reply[0] == 1, maybe_text(reply[1]), acquisition.releases > 1)
+        standing = None if reply[0] == 2 else maybe_text(reply[1])
+        return Released(reply[0] == 1, standing, acquisition.releases > 1)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         call = Call(_INSPECT, keys.lock, name, pack(keys.lock, keys.queue))
@@ -158,10 +159,10 @@ class RedisStore:
     # cancelled caller cannot keep the news from the one whom it concerns.
 
     def _notice_released(self, reply: list[Any], keys: Keys) -> None:
-        if reply[0] == 1:
-            self._hand_over(maybe_text(reply[1]), keys)
-        else:
+        if reply[0] == 0:
             self._notice(maybe_text(reply[1]))
+        else:
+            self._hand_over(maybe_text(reply[1]), keys)
 
     def _receive(self, message: str) -> None:
         value, _, lock_key = message.partition(" ")
@@ -173,6 +174,8 @@ class RedisStore:
             waiter = self._ours.get(value.owner_token)
             if waiter is not None:
                 waiter.poke()
+            if value.owner_token in self._listening:
+                self._inbox.doubt()  # A message should have told it.
 
     def _hand_over(self, standing: str | None, keys: Keys) -> None:
         value = _names.read_value(standing) if standing else None

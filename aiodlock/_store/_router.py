@@ -29,8 +29,8 @@ class Router(Protocol):
     def node(self, key: str) -> str:
         """Which primary has *key*, as far as is known."""
 
-    def source(self, key: str) -> Source:
-        """Where one more connection for *key* can be borrowed."""
+    async def source(self, key: str) -> Source:
+        """Where a connection can be borrowed, now that the link of *key* is silent."""
 
     async def redirect(self, error: AskError) -> Source:
         """Where a request that was answered with *error* (MOVED or ASK) belongs."""
@@ -88,7 +88,7 @@ class Primary:
     def node(self, key: str) -> str:
         return ""
 
-    def source(self, key: str) -> Source:
+    async def source(self, key: str) -> Source:
         return self._source
 
     async def redirect(self, error: AskError) -> Source:

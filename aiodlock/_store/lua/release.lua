@@ -6,7 +6,9 @@
 --       3 what every inbox channel begins with
 --       4 the caller's client id: its own waiters hear of a hand-off by this reply, not by message
 --
--- Returns  {1 if the lock was ours else 0, value in the lock now or nil}
+-- Returns  {1, value in the lock now or nil}: it was ours
+--          {2, the same}: it was free, and is handed on
+--          {0, value in the lock}: it is another's
 
 -- A key of the wrong type must not keep us in the queue: the error is returned at the end.
 local value = redis.pcall('GET', KEYS[1])
@@ -21,7 +23,7 @@ if ARGV[2] == '0' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then
     redis.call('DEL', KEYS[1])
     return {1, false}
   end
-  return wrong or {0, value}
+  return wrong or {value and 0 or 2, value}
 end
 
 -- A side key of the wrong type must not keep the lock, either: nobody can be waiting there.
@@ -74,9 +76,9 @@ for _ = 1, 1000 do
       -- By pcall: a channel that we may not use must not undo the hand-off.
       redis.pcall('PUBLISH', ARGV[3] .. client_id, value .. ' ' .. KEYS[1])
     end
-    return {ours and 1 or 0, value}
+    return {ours and 1 or 2, value}
   end
 end
 
 redis.call('DEL', KEYS[1])
-return {ours and 1 or 0, false}
+return {ours and 1 or 2, false}
