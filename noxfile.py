@@ -38,8 +38,33 @@ def layers(session: nox.Session) -> None:
     session.run("lint-imports")
 
 
+@nox.session(python=PYTHONS[0])
+def docs(session: nox.Session) -> None:
+    """The pages build, and no link on them is broken; the result is in site/."""
+    session.install("--group", "docs")
+    session.run("zensical", "build", "--clean", "--strict")
+    session.run("python", ".ci/check_site.py", "site")
+
+
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """The tests pass; arguments behind ``--`` go to pytest."""
     install(session)
     session.run("pytest", *session.posargs)
+
+
+@nox.session(python=PYTHONS[0])
+@nox.parametrize("version", ["0.121.0", "newest"])
+def fastapi(session: nox.Session, version: str) -> None:
+    """The FastAPI door works with the oldest FastAPI that has scopes, and with the newest."""
+    install(session)
+    if version == "newest":
+        session.install("--upgrade", "fastapi", "httpx2", "uvicorn")
+    else:
+        session.install("fastapi==0.120.4", "httpx")  # Its TestClient knows no httpx2.
+        session.run("python", "-c", "import aiodlock.fastapi", success_codes=[1], silent=True)
+        session.install(f"fastapi=={version}")
+    # The oldest asks anyio for a name that has moved.
+    tolerated = "ignore:The anyio.abc.BlockingPortal:DeprecationWarning"
+    places = session.posargs or ["tests/test_fastapi.py", "docs/how-to/fastapi.md"]
+    session.run("pytest", "-W", tolerated, *places)

@@ -46,7 +46,7 @@ class LockClient:
         prefix: What every key and channel begins with; at most 128 bytes, without `{` and `}`.
         ttl: Seconds that a lease lasts unless it is extended; at least 0.01.
         wait_timeout: Seconds that acquiring may take; None: for ever; 0: one request.
-        request_timeout: Seconds that one request may take; more than 0.
+        request_timeout: Seconds that one request may take; at least 0.001.
         label: Shown to people as the first part of a holder; 1 to 64 of `[A-Za-z0-9._-]`.
             Default: host name and process id.
 

@@ -127,7 +127,8 @@ class Lease:
         be undone.
 
         No I/O: the clock decides, so it is right even when the event loop stood still. A lease
-        got by hand-off starts with 2 to 6 s; `await extend()` first if you need more.
+        got by hand-off starts with 2 to 6 s (with a ttl under 6 s, less in proportion);
+        `await extend()` first if you need more.
 
         Args:
             min_left: Seconds, at least 0.
@@ -167,6 +168,7 @@ class Lease:
             RuntimeError: It was released.
 
         Cancellation: the server may or may not have extended; the deadline stays as it was.
+
         Source: "Distributed Locks with Redis" (Redis documentation), on extending.
         """
         asked = self._terms.ttl if ttl is None else _clock.ttl_seconds("ttl", ttl)
@@ -199,13 +201,14 @@ class Lease:
         The watchdog has ended when this returns.
 
         Returns:
-            Whether this call removed it. False says no more than that it did not: it was
-            released before, or was lost, or an earlier try whose reply was lost did it.
+            Whether this call removed it. False says only that it did not, for it was released
+            before, or was lost, or an earlier try whose reply was lost did it.
 
         Raises:
             ServerUnreachable: No answer in time: it may stand until its ttl is over.
 
         Cancellation: the release is sent all the same, and waited for, 1 s at most.
+
         Source: "Distributed Locks with Redis" (Redis documentation), on releasing.
         """
         if self._is_gone:

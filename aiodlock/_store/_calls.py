@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -17,13 +16,12 @@ from ._mux import Link, Request
 from ._router import Router
 from ._wire import FAILURES, Held, Script, Source, command, pack, text, trouble
 
-_log = logging.getLogger("aiodlock")
-
 _T = TypeVar("_T")
 
 _PAUSE_S: Final = 0.05
 _NOT_NEEDED: Final = NoAnswer("an answer came from elsewhere")
-_PROBE: Final = Script("probe", keys=1, args=1)
+# By its text, which a server that has lost its scripts will want, and which may be forbidden.
+_PROBE: Final = Script("probe", keys=1, args=1, by_text=True)
 
 
 class Call:
@@ -55,13 +53,19 @@ class Caller:
     """Sends calls over the link of their key; past it where it is silent, or sends us away."""
 
     def __init__(
-        self, router: Router, background: Background, *, inbox: str, request_timeout: float
+        self,
+        router: Router,
+        background: Background,
+        *,
+        inbox: str,
+        request_timeout: float,
+        on_mute: Callable[[str], None],
     ) -> None:
         self._router = router
         self._request_timeout = request_timeout
         self._background = background
         self._inbox = inbox
-        self._has_warned = False
+        self._on_mute = on_mute
         self._allowed: set[str] = set()
         self._probes: dict[str, asyncio.Task[object]] = {}
         self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
@@ -112,9 +116,11 @@ class Caller:
         await asyncio.wait((probe,), timeout=end - asyncio.get_running_loop().time())
         if not probe.done() or probe.cancelled():
             raise NoAnswer("no reply in time")
-        rights = probe.result()
-        if isinstance(rights, Exception):
-            raise rights
+        problem = probe.result()
+        if isinstance(problem, LockError):  # Anew, for each with the name that it asked for.
+            raise type(problem)(str(problem), name=call.name) from problem.__cause__
+        if isinstance(problem, NoAnswer):
+            raise NoAnswer(str(problem)) from problem.__cause__
         self._allowed.add(node)
 
     async def _rights(self, about: Call) -> Exception | None:
@@ -123,9 +129,8 @@ class Caller:
             (refusal,) = await insist(lambda left: self.reply(about, left), self._request_timeout)
         except (NoAnswer, LockError) as error:
             return error
-        if refusal and not self._has_warned:
-            self._has_warned = True
-            _log.warning("may not publish, so waiters of other clients poll: %s", text(refusal))
+        if refusal:
+            self._on_mute(text(refusal))
         return None
 
     async def _source(self, call: Call, end: float) -> Source:

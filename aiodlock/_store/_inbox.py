@@ -19,8 +19,7 @@ _PAUSE_MAX_S: Final = 5.0
 class Inbox:
     """A subscription that is kept while somebody needs it, and is renewed when it was lost.
 
-    Without it waiting goes on by polling: nothing here is fatal to a waiter, so trouble is one
-    warning in the log for each outage.
+    Without it waiting goes on by polling: nothing here is fatal to a waiter.
     """
 
     def __init__(
@@ -31,6 +30,7 @@ class Inbox:
         request_timeout: float,
         on_message: Callable[[str], None],
         on_change: Callable[[], None],
+        on_deaf: Callable[[str], None],
         is_needed: Callable[[], bool],
     ) -> None:
         self.hears = False
@@ -39,13 +39,13 @@ class Inbox:
         self._request_timeout = request_timeout
         self._on_message = on_message
         self._on_change = on_change
+        self._on_deaf = on_deaf
         self._is_needed = is_needed
         self._task: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[None] | None = None
         self._pong: asyncio.Future[None] | None = None
         self._held: Held | None = None
         self._pause_s = 0.0
-        self._has_warned = False
 
     def start(self) -> None:
         """Subscribe, if that is not done or under way."""
@@ -72,12 +72,10 @@ class Inbox:
             await asyncio.sleep(self._pause_s)
             was_heard, cause = await self._listen()
             if was_heard:
-                self._pause_s, self._has_warned = _PAUSE_MIN_S, False
-                continue
-            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, self._pause_s * 2))
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning("no hand-off messages, waiters poll instead: %s", cause)
+                self._pause_s = _PAUSE_MIN_S
+            else:
+                self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, self._pause_s * 2))
+                self._on_deaf(str(cause) or type(cause).__name__)
 
     async def _listen(self) -> tuple[bool, BaseException]:
         """One subscription from its beginning to its end: did it stand, and why is it over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from ._calls import Call, Caller, insist
 from ._inbox import Inbox
 from ._router import Router
 from ._wire import Script, maybe_text, pack, text
+
+_log = logging.getLogger("aiodlock")
 
 _ACQUIRE: Final = Script("acquire", keys=4, args=4)
 _EXTEND: Final = Script("extend", keys=1, args=2)
@@ -58,15 +61,21 @@ class RedisStore:
         self._background = Background()
         self._router = router(self._poke_all)
         channel = _names.inbox(prefix, client_id)
+        self._is_warned = False
         self._caller = Caller(
-            self._router, self._background, inbox=channel, request_timeout=request_timeout
+            self._router,
+            self._background,
+            inbox=channel,
+            request_timeout=request_timeout,
+            on_mute=self._warn_of_polling,
         )
         self._inbox = Inbox(
             self._router.inbox_source,
             channel,
             request_timeout=request_timeout,
             on_message=self._receive,
-            on_change=self._poke_all,
+            on_change=self._inbox_changed,
+            on_deaf=self._warn_of_polling,
             is_needed=self._is_listening,
         )
 
@@ -193,6 +202,16 @@ class RedisStore:
         for waiter in tuple(self._ours.values()):
             if waiter is not None:
                 waiter.poke()
+
+    def _inbox_changed(self) -> None:
+        self._is_warned = self._is_warned and not self._inbox.hears
+        self._poke_all()
+
+    def _warn_of_polling(self, cause: str) -> None:
+        """Once for each outage, whether it is about hearing or about telling."""
+        if not self._is_warned:
+            self._is_warned = True
+            _log.warning("no hand-off messages, waiters poll instead: %s", cause)
 
     def _is_listening(self) -> bool:
         return bool(self._listening)

@@ -99,15 +99,19 @@ class Held:
 
 
 class Script:
-    """A Lua script with a fixed number of keys and arguments."""
+    """A Lua script with a fixed number of keys and arguments.
 
-    def __init__(self, name: str, *, keys: int, args: int) -> None:
+    Args:
+        by_text: Never by its digest: to see whether the text may be sent.
+    """
+
+    def __init__(self, name: str, *, keys: int, args: int, by_text: bool = False) -> None:
         text = resources.files(__package__).joinpath(f"lua/{name}.lua").read_bytes()
         sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
         count = f"*{3 + keys + args}\r\n".encode()
         self.name = name
-        self.evalsha = count + pack("EVALSHA", sha, str(keys))
         self.eval = count + pack("EVAL", text, str(keys))
+        self.evalsha = self.eval if by_text else count + pack("EVALSHA", sha, str(keys))
 
 
 def pack(*parts: str | bytes) -> bytes:
