@@ -1,0 +1,92 @@
+"""Code with one line spoilt, to see that a check notices."""
+
+from __future__ import annotations
+import __future__
+
+import hashlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiodlock._store import _redis
+from aiodlock._store._wire import Script, pack
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one script, for as long as it is ``applied()``.
+
+    Attributes:
+        script: The script's name.
+        old: Text that occurs exactly once in it.
+        new: What stands there instead.
+    """
+
+    script: str
+    old: str
+    new: str
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Whoever calls the script in this process calls the spoilt one."""
+        script = script_of(self.script)
+        sound = script.evalsha, script.eval
+        text = text_of(self.script)
+        spoilt = text.replace(self.old, self.new)
+        assert (text.count(self.old), spoilt != text) == (1, True), f"no mutant: {self}"
+        script.evalsha = _replaced(script.evalsha, _sha(text), _sha(spoilt))
+        script.eval = _replaced(script.eval, text, spoilt)
+        try:
+            yield
+        finally:
+            script.evalsha, script.eval = sound
+
+
+@contextmanager
+def method_mutant(owner: type, name: str, old: str, new: str) -> Iterator[None]:
+    """The method *name* of *owner* with *new* where *old* stood, exactly once."""
+    sound = inspect.getattr_static(owner, name)
+    source = textwrap.dedent(inspect.getsource(sound))
+    assert source.count(old) == 1, f"no mutant: {old!r} in {owner.__name__}.{name}"
+    # As the module that it comes from, where annotations are not evaluated.
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(old, new), f"<mutant of {name}>", "exec", flags=flags)
+    space: dict[str, Any] = {}
+    exec(code, vars(sys.modules[owner.__module__]), space)
+    setattr(owner, name, space[name])
+    try:
+        yield
+    finally:
+        setattr(owner, name, sound)
+
+
+def script_of(name: str) -> Script:
+    """The script that every store in this process calls by that name."""
+    (found,) = (
+        value for value in vars(_redis).values() if isinstance(value, Script) and value.name == name
+    )
+    return found
+
+
+def text_of(name: str) -> str:
+    """The script's text as it is sent now."""
+    _, _, _, length, rest = script_of(name).eval.split(b"\r\n", 4)
+    return rest[: int(length[1:])].decode()
+
+
+def sha_of(name: str) -> bytes:
+    """What its calls contain, for the rules of the proxy."""
+    return _sha(text_of(name)).encode()
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _replaced(packed: bytes, old: str, new: str) -> bytes:
+    assert packed.count(pack(old)) == 1
+    return packed.replace(pack(old), pack(new))
