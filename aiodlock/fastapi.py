@@ -2,29 +2,24 @@
 
 # Without `from __future__ import annotations`: FastAPI has to see the types of inner functions.
 
-import contextlib
 import functools
 import inspect
 import logging
-import string
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast
 
 import fastapi
-from fastapi import Depends, FastAPI, WebSocket, params
-from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
+from fastapi import Depends, FastAPI, WebSocket
 from fastapi.requests import HTTPConnection
 from fastapi.responses import JSONResponse
 from fastapi.websockets import WebSocketState
-from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 
 from . import _names
 from ._client import LockClient
 from ._errors import LeaseLostError, LockError, LockTimeout, ServerUnreachable
 from ._lease import Lease
-from ._template import Template
+from ._path_name import PathName, invalid
 
 __all__ = ["Locked", "install"]
 
@@ -99,7 +94,8 @@ def Locked(  # noqa: N802 - reads as FastAPI's own Depends does
             error response. "request": after a streamed body and background tasks; a loss then
             breaks the body off.
         locks: Another client than the installed one.
-        options: Those of `LockClient.lock`.
+        options: Those of `LockClient.lock`. In a `def` handler, a thread that cannot be
+            cancelled, `on_lost` is "raise" by default.
 
     Raises:
         TypeError, ValueError: An argument is not what is allowed. A field that is no path
@@ -135,11 +131,15 @@ class _Answer:
     async def __call__(self, connection: HTTPConnection, error: Exception) -> JSONResponse | None:
         level = logging.ERROR if self.status >= 500 else logging.INFO
         _log.log(level, "%r answered with %d: %s", connection.url.path, self.status, error)
-        websocket = connection if isinstance(connection, WebSocket) else None
-        if websocket and websocket.application_state is WebSocketState.CONNECTED:
-            await websocket.close(1013 if self.headers else 1011, self.detail)
-            return None
-        return JSONResponse({"detail": self.detail}, self.status, self.headers)
+        answer = JSONResponse({"detail": self.detail}, self.status, self.headers)
+        if not isinstance(connection, WebSocket):
+            return answer
+        state, can_deny = connection.application_state, connection.scope.get("extensions") or {}
+        if state is WebSocketState.CONNECTING and "websocket.http.response" in can_deny:
+            await connection.send_denial_response(answer)
+        elif state in (WebSocketState.CONNECTING, WebSocketState.CONNECTED):
+            await connection.close(1013 if self.headers else 1011, self.detail)
+        return None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -147,7 +147,7 @@ def _holding(
     name: str | Callable[..., Any], locks: LockClient | None, options: tuple[tuple[str, Any], ...]
 ) -> Callable[..., AsyncIterator[Lease]]:
     """The dependency; the same one for equal arguments, for FastAPI to share."""
-    name_of = _PathName(name) if isinstance(name, str) else name
+    name_of = PathName(name) if isinstance(name, str) else name
     if not callable(name_of):
         raise TypeError(f"the name must be a template or a dependency; got {name!r}")
 
@@ -161,92 +161,17 @@ def _holding(
             _names.checked_name(_name)
         except ValueError as error:
             problem = {"type": "value_error", "loc": ("lock",), "msg": str(error), "input": _name}
-            raise _invalid(_connection, [problem]) from error
-        async with client.lock(_name, **dict(options)).acquire() as lease:
+            raise invalid(_connection, [problem]) from error
+        own = dict(options)
+        if not _is_async(_connection.scope["endpoint"]):
+            # A thread goes on when its request is cancelled, without the dependencies it uses.
+            own.setdefault("on_lost", "raise")
+        async with client.lock(_name, **own).acquire() as lease:
             yield lease
 
     return locked
 
 
-class _PathName:
-    """A dependency: the name that a template and the path parameters of a request make."""
-
-    def __init__(self, text: str) -> None:
-        fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-        self._text = _names.checked_name(text)
-        self._fields = sorted({name.partition(".")[0] for name in fields})
-        self._template = Template(text, _function_of(filter(str.isidentifier, self._fields)))
-
-    async def __call__(self, _connection: HTTPConnection) -> str:
-        given = _connection.path_params
-        for name in self._fields:
-            if name not in given:
-                raise ValueError(
-                    f"the lock's name {self._text!r} has the field {{{name}}}, but the path "
-                    f"parameters of this route are: {', '.join(given) or 'none'}"
-                )
-        return self._template.name((), {name: _read(_connection, name) for name in self._fields})
-
-
-def _function_of(parameters: Iterable[str]) -> Callable[..., None]:
-    """A function with these parameters, as a template wants to see one."""
-
-    def function() -> None: ...
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.Signature([inspect.Parameter(name, kind) for name in parameters])
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
-
-
-def _read(connection: HTTPConnection, name: str) -> object:
-    """A path parameter as the route reads it: 042 and 42, two texts, may be one number."""
-    try:
-        reader = _reader(connection.scope["endpoint"], name)
-        return reader.validate_python(connection.path_params[name])
-    except ValidationError as error:
-        problems = [
-            {**problem, "loc": ("path", name, *problem["loc"])}
-            for problem in error.errors(include_url=False)
-        ]
-        raise _invalid(connection, problems) from error
-
-
-@functools.lru_cache(maxsize=1024)
-def _reader(endpoint: Callable[..., Any], name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(next(_types(endpoint, name), Any))
-
-
-def _types(function: Callable[..., Any], name: str) -> Iterator[Any]:
-    """The types that *function*, then its dependencies, give to the path parameter *name*."""
-    dependencies = []
-    for parameter in inspect.signature(function).parameters.values():
-        hint = _evaluated(parameter.annotation, function)
-        base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        infos = [mark for mark in (*marks, parameter.default) if isinstance(mark, FieldInfo)]
-        depends = [mark for mark in (*marks, parameter.default) if isinstance(mark, params.Depends)]
-        if depends:
-            dependencies.append(depends[-1].dependency or base)
-        elif name == next((info.alias for info in infos if info.alias), parameter.name):
-            yield functools.reduce(
-                lambda inner, mark: Annotated[inner, mark],
-                (mark for mark in marks if not isinstance(mark, FieldInfo)),
-                Any if base is parameter.empty else base,
-            )
-    for dependency in dependencies:
-        yield from _types(dependency, name)
-
-
-def _evaluated(hint: Any, function: Callable[..., Any]) -> Any:
-    """As FastAPI does it, which lets a name pass that is there for type checkers only."""
-    if isinstance(hint, str):
-        with contextlib.suppress(NameError):
-            hint = eval(hint, getattr(inspect.unwrap(function), "__globals__", {}))
-    return getattr(hint, "__value__", hint)  # What stands behind a `type` statement.
-
-
-def _invalid(connection: HTTPConnection, problems: list[Any]) -> Exception:
-    """What FastAPI raises itself where a request is not what was declared: a 422."""
-    if connection.scope["type"] == "websocket":
-        return WebSocketRequestValidationError(problems)
-    return RequestValidationError(problems)
+def _is_async(function: Callable[..., Any]) -> bool:
+    called = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in called)
