@@ -145,8 +145,9 @@ async def test_first_acquire_of_a_client_whose_first_reply_is_lost_is_granted(
     """Whatever it asks first, losing the reply to that is like losing any other."""
 
     async def scenario(case: Case) -> None:
-        options = {"prefix": case.prefix, "request_timeout": REQUEST_TIMEOUT_S}
-        async with LockClient.from_url(case.proxy.url, **options) as locks:
+        async with LockClient.from_url(
+            case.proxy.url, prefix=case.prefix, request_timeout=REQUEST_TIMEOUT_S
+        ) as locks:
             fault = case.strike("")
             lease = await locks.lock("a", ttl=5).acquire(wait_timeout=wait_timeout)
             assert fault.hits == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from aiodlock import Backoff, Lease, LockClient, LockTimeout, ServerUnreachable, _waiting
+from aiodlock import Backoff, Lease, Lock, LockClient, LockTimeout, ServerUnreachable, _waiting
 from aiodlock.testing import LockServer
 from tests import wire
 from tests.conftest import MakeClient
@@ -107,59 +107,48 @@ async def refusing(server: LockServer, proxy: ChaosProxy) -> AsyncIterator[None]
         proxy.server_port = right
 
 
-every_fault = pytest.mark.parametrize("fault", [slow, black_holed, stopped, refusing])
+FAULTS = [slow, black_holed, stopped, refusing]
 
 
-@every_fault
-@pytest.mark.parametrize(
-    ("is_new", "retry"),
-    [
-        pytest.param(True, None, id="new client"),
-        pytest.param(False, None, id="connected client"),
-        pytest.param(False, Backoff(), id="backoff"),
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_wait_on_a_server_in_trouble_ends_in_time_and_not_before(
-    make_client: MakeClient,
-    server: LockServer,
-    proxy: ChaosProxy,
-    redis: Redis,
-    fault: Fault,
-    is_new: bool,
-    retry: Backoff | None,
-) -> None:
-    """`wait_timeout` bounds all of it: connecting, asking, the last try; and nothing is left."""
-    locks = make_client(proxy.url)
-    if not is_new:
-        await warmed(locks)
-    async with fault(server, proxy):
-        with wire.Watch() as watch, pytest.raises(ServerUnreachable) as caught:
-            await locks.lock("a", retry=retry).acquire(wait_timeout=0.2)
-    assert 0.2 <= watch.s < 0.2 + LAST_TRY_S + SLACK_S
-    assert caught.value.name == "a"
-    assert caught.value.__cause__ is not None
-    await locks.aclose()  # its clean-up goes on until here
-    assert await leftovers(redis, ignoring_tombstones=True) == []
-
-
-@every_fault
-async def test_wait_for_a_held_lock_on_a_server_in_trouble_ends_in_time(
     make_client: MakeClient, server: LockServer, proxy: ChaosProxy, redis: Redis, fault: Fault
 ) -> None:
-    """It was told who holds it, a moment ago: that is the answer."""
-    await others_hold(redis)
-    locks = await warmed(make_client(proxy.url))
-    with wire.Watch() as watch:
-        waiting = asyncio.create_task(locks.lock("a").acquire(wait_timeout=0.5))
-        await until(lambda: queued(redis, 1))
-        await subscribed(locks)
+    """`wait_timeout` bounds all of it: connecting, asking, the last try; and nothing is left.
+
+    Of a lock that is held the waiter was told a moment ago who holds it: that is the answer.
+    """
+    new, connected, polling = (make_client(proxy.url) for _ in range(3))
+    await warmed(connected)
+    await warmed(polling)
+    await others_hold(redis, "held")
+    with wire.Watch() as held_for:
+        held = asyncio.create_task(connected.lock("held").acquire(wait_timeout=0.5))
+        await until(lambda: queued(redis, 1, "held"))
+        await subscribed(connected)
         async with fault(server, proxy):
+            cases = {
+                "new client": in_vain(new.lock("new"), 0.2),
+                "connected client": in_vain(connected.lock("connected"), 0.2),
+                "backoff": in_vain(polling.lock("polling", retry=Backoff()), 0.2),
+            }
+            await wire.at_once(cases)
             with pytest.raises(LockTimeout) as caught:
-                await waiting
-    assert 0.5 <= watch.s < 0.5 + LAST_TRY_S + SLACK_S
+                await held
+    assert 0.5 <= held_for.s < 0.5 + LAST_TRY_S + SLACK_S
     assert caught.value.holder == "another library"
-    await locks.aclose()
-    assert await leftovers(redis, ignoring_tombstones=True) == [key_of("a")]
+    for locks in (new, connected, polling):
+        await locks.aclose()  # its clean-up goes on until here
+    assert await leftovers(redis, ignoring_tombstones=True) == [key_of("held")]
+
+
+async def in_vain(lock: Lock, wait_timeout: float) -> None:
+    """An acquisition that ends with `ServerUnreachable`, on the dot."""
+    with wire.Watch() as watch, pytest.raises(ServerUnreachable) as caught:
+        await lock.acquire(wait_timeout=wait_timeout)
+    assert wait_timeout <= watch.s < wait_timeout + LAST_TRY_S + SLACK_S
+    assert caught.value.name == lock.name
+    assert caught.value.__cause__ is not None
 
 
 async def test_wait_is_bounded_with_connecting_and_asking_together(
@@ -175,30 +164,33 @@ async def test_wait_is_bounded_with_connecting_and_asking_together(
     proxy.heal(deliver=False)
 
 
-@pytest.mark.parametrize("call", ["try_acquire", "inspect"])
 async def test_single_request_is_bounded_with_connecting_and_asking_together(
-    make_client: MakeClient, proxy: ChaosProxy, call: str
+    make_client: MakeClient, proxy: ChaosProxy
 ) -> None:
     """`request_timeout` is one for both."""
-    locks = make_client(proxy.url, request_timeout=0.7)
     proxy.delay_replies(0.5, b"HELLO")
-    wire.stall(proxy, n=2)
-    with wire.Watch() as watch, pytest.raises(ServerUnreachable):
-        await getattr(locks.lock("a"), call)()
-    assert watch.s < 0.7 + SLACK_S
+    wire.stall(proxy, n=4)
+
+    async def ask(call: str) -> None:
+        locks = make_client(proxy.url, request_timeout=0.7)
+        with wire.Watch() as watch, pytest.raises(ServerUnreachable):
+            await getattr(locks.lock("a"), call)()
+        assert watch.s < 0.7 + SLACK_S
+
+    await wire.at_once({call: ask(call) for call in ("try_acquire", "inspect")})
     proxy.heal(deliver=False)
 
 
-@every_fault
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_try_acquire_on_a_server_in_trouble_raises_within_request_timeout(
     make_client: MakeClient, server: LockServer, proxy: ChaosProxy, redis: Redis, fault: Fault
 ) -> None:
     """Trouble is never `None`."""
-    locks = await warmed(make_client(proxy.url, request_timeout=0.3))
+    locks = await warmed(make_client(proxy.url, request_timeout=0.25))
     async with fault(server, proxy):
         with wire.Watch() as watch, pytest.raises(ServerUnreachable):
             await locks.lock("a").try_acquire()
-    assert watch.s < 0.3 + SLACK_S
+    assert watch.s < 0.25 + SLACK_S
     await locks.aclose()
     assert await leftovers(redis, ignoring_tombstones=True) == []
 
@@ -317,15 +309,18 @@ ComeBack = Callable[[LockServer, ChaosProxy], Any]
 
 
 @comebacks
-async def test_acquire_rides_out_a_server_that_comes_back(
+async def test_acquiring_rides_out_a_server_that_comes_back(
     make_client: MakeClient,
     server: LockServer,
     proxy: ChaosProxy,
     redis: Redis,
     come_back: ComeBack,
 ) -> None:
-    """Five at once, begun while nothing answers, are granted soon after."""
+    """Begun before or meanwhile, with a time limit or none: all are granted soon after."""
+    await others_hold(redis, "held", ms=300)
     locks = await warmed(make_client(proxy.url))
+    waiting = waits(locks, 5, "held", ttl=5)
+    await until(lambda: queued(redis, 5, "held"))
     away = asyncio.create_task(come_back(server, proxy))
     await asyncio.sleep(0)
     acquiring = [
@@ -338,22 +333,6 @@ async def test_acquire_rides_out_a_server_that_comes_back(
     assert watch.s < 1 + SLACK_S  # the longest pause between two tries
     assert [lease.is_held for lease in leases] == [True] * 5
     assert await asyncio.gather(*(lease.release() for lease in leases)) == [True] * 5
-
-
-@comebacks
-async def test_waiters_in_the_queue_ride_out_a_server_that_comes_back(
-    make_client: MakeClient,
-    server: LockServer,
-    proxy: ChaosProxy,
-    redis: Redis,
-    come_back: ComeBack,
-) -> None:
-    """All are granted in the end, one after the other."""
-    await others_hold(redis, ms=400)
-    locks = await warmed(make_client(proxy.url))
-    waiting = waits(locks, 5, ttl=5)
-    await until(lambda: queued(redis, 5))
-    await come_back(server, proxy)
     tokens = []
     for task in asyncio.as_completed(waiting, timeout=6):
         lease = await task
@@ -408,7 +387,6 @@ async def test_wait_whose_last_answer_is_old_ends_with_server_unreachable(
     proxy.heal()
 
 
-@pytest.mark.parametrize("was_refused", [True, False])
 @pytest.mark.parametrize("fault", [black_holed, refusing])
 async def test_wait_for_ever_ends_after_thirty_seconds_of_silence(
     make_client: MakeClient,
@@ -416,32 +394,28 @@ async def test_wait_for_ever_ends_after_thirty_seconds_of_silence(
     proxy: ChaosProxy,
     redis: Redis,
     monkeypatch: pytest.MonkeyPatch,
-    was_refused: bool,
     fault: Fault,
 ) -> None:
     """Not before, whether or not there was an answer at first; here with a shorter patience."""
     assert _waiting._PATIENCE_S == 30
     monkeypatch.setattr(_waiting, "_PATIENCE_S", 0.6)
     locks = await warmed(make_client(proxy.url, request_timeout=0.2))
-    if was_refused:
-        await others_hold(redis)
-    async with fault(server, proxy) if not was_refused else as_it_is():
-        with wire.Watch() as watch:
-            waiting = asyncio.create_task(locks.lock("a", ttl=1).acquire(wait_timeout=None))
-            if was_refused:
-                await until(lambda: queued(redis, 1))
-        async with fault(server, proxy) if was_refused else as_it_is():
-            with watch, pytest.raises(ServerUnreachable):
-                await waiting
-            assert watch.s >= 0.6 - 0.05
-            # The last poll before, and the one at the end, may each take `request_timeout`.
-            assert watch.s < 0.6 + 2 * 0.2 + 0.34 + SLACK_S
+    await others_hold(redis)
 
+    async def lose_patience(waiting: asyncio.Task[Lease]) -> None:
+        with wire.Watch() as watch, pytest.raises(ServerUnreachable):
+            await waiting
+        assert watch.s >= 0.6 - 0.05
+        # The last poll before, and the one at the end, may each take `request_timeout`.
+        assert watch.s < 0.6 + 2 * 0.2 + 0.34 + SLACK_S
 
-@asynccontextmanager
-async def as_it_is() -> AsyncIterator[None]:
-    """No fault."""
-    yield
+    (refused,) = waits(locks, ttl=1)
+    await until(lambda: queued(redis, 1))
+    async with fault(server, proxy):
+        (unanswered,) = waits(locks, 1, "b", ttl=1)
+        await wire.at_once(
+            {"refused": lose_patience(refused), "unanswered": lose_patience(unanswered)}
+        )
 
 
 async def test_wait_for_ever_is_never_told_that_the_lock_is_held(
@@ -764,28 +738,35 @@ async def test_deaf_inbox_is_found_out_and_replaced_with_one_warning(
     assert len(wire.warnings_of(caplog)) == 1
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
 async def test_message_lost_on_a_healthy_inbox_costs_a_ping_and_no_warning(
     make_client: MakeClient,
-    proxy: ChaosProxy,
+    server: LockServer,
     redis: Redis,
     caplog: pytest.LogCaptureFixture,
-    protocol: int,
 ) -> None:
-    """The inbox answers that it hears: it is kept."""
-    locks = await warmed(make_client(f"{proxy.url}?protocol={protocol}", request_timeout=0.4))
-    theirs = await make_client().lock("a").acquire()
-    (waiting,) = waits(locks, ttl=1)
-    await until(lambda: queued(redis, 1))
-    await subscribed(locks)
-    log = wire.logged(proxy)
-    lost = proxy.drop_messages(1)
-    await theirs.release()
-    lease = await waiting
-    assert lost.hits == 1
-    await asyncio.sleep(0.5)  # longer than the answer to a PING may take
-    assert (log["PING"], log["SUBSCRIBE"]) == (1, 0)
-    assert await lease.release()
+    """The inbox answers that it hears, in RESP2 and in RESP3: it is kept."""
+
+    async def lose_one(protocol: int) -> None:
+        name = f"resp{protocol}"
+        async with (
+            ChaosProxy(server.port) as proxy,
+            LockClient.from_url(f"{proxy.url}?protocol={protocol}", request_timeout=0.4) as locks,
+        ):
+            await warmed(locks)
+            theirs = await make_client().lock(name).acquire()
+            (waiting,) = waits(locks, 1, name, ttl=1)
+            await until(lambda: queued(redis, 1, name))
+            await subscribed(locks)
+            log = wire.logged(proxy)
+            lost = proxy.drop_messages(1)
+            await theirs.release()
+            lease = await waiting
+            assert lost.hits == 1
+            await asyncio.sleep(0.5)  # longer than the answer to a PING may take
+            assert (log["PING"], log["SUBSCRIBE"]) == (1, 0)
+            assert await lease.release()
+
+    await wire.at_once({f"RESP{protocol}": lose_one(protocol) for protocol in (2, 3)})
     assert wire.warnings_of(caplog) == []
 
 
@@ -818,7 +799,7 @@ async def test_waiter_misses_no_hand_off_while_a_connection_is_lost(
     """Released in the very moment: it has the lock long before its next poll, 2 s away."""
     locks = await warmed(make_client(proxy.url))
     others = make_client()
-    for _ in range(5):
+    for _ in range(3):
         theirs = await others.lock("a").acquire()
         (waiting,) = waits(locks)
         await until(lambda: queued(redis, 1))

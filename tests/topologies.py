@@ -36,15 +36,20 @@ START_LIMIT_S = 20.0
 SERVICE = "locks"
 
 
+def admin(server: LockServer) -> Redis:
+    """Looks at one server from outside; with the shortest of handshakes, for it is made often."""
+    return Redis.from_url(server.url, decode_responses=True, protocol=2, driver_info=None)
+
+
 async def ask(server: LockServer, *command: str | int) -> Any:
     """The reply of one server to one command, over a connection of its own."""
-    async with Redis.from_url(server.url, decode_responses=True) as redis:
+    async with admin(server) as redis:
         return await redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
 
 async def info(server: LockServer, section: str) -> dict[str, Any]:
     """What one server tells about itself."""
-    async with Redis.from_url(server.url, decode_responses=True) as redis:
+    async with admin(server) as redis:
         return dict(await redis.info(section))
 
 
