@@ -710,13 +710,18 @@ async def test_client_entered_again_after_its_close_works(
         assert our_tasks() == []
 
 
-async def test_client_of_the_users_redis_leaves_it_open(server: LockServer) -> None:
-    """It stays theirs to close, and can be used by the next client."""
-    async with Redis.from_url(server.url) as users:
-        for _ in range(2):
-            async with LockClient(users) as locks, locks.lock("x"):
-                assert await users.exists(KEY) == 1
-            assert await users.exists(KEY) == 0
+async def test_client_of_the_users_redis_gives_its_connections_back(server: LockServer) -> None:
+    """It stays theirs to close: a pool of three serves one client after the other, and them."""
+    async with Redis.from_url(server.url, max_connections=3) as users:
+        for _ in range(3):
+            async with LockClient(users) as locks:
+                lock = locks.lock("x")
+                async with lock:
+                    waiter = asyncio.create_task(lock.acquire())
+                    await queue_is(users, 1)
+                await (await waiter).release()
+            assert our_tasks() == []
+            assert await asyncio.gather(*(users.exists(KEY) for _ in range(3))) == [0, 0, 0]
 
 
 def test_client_used_from_another_loop_says_so(server: LockServer) -> None:
