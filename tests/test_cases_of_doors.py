@@ -41,17 +41,17 @@ def test_every_case_about_doors_is_tested() -> None:
 @pytest.mark.parametrize("policy", ["volatile-ttl", "allkeys-random"])
 async def test_case_081_lock_that_is_evicted_is_told_to_its_holder(policy: str) -> None:
     """A server that is full and may evict locks: DELETED, at the next extension."""
-    async with lock_server("--maxmemory", "4mb", "--maxmemory-policy", policy) as server:
-        async with (
-            Redis.from_url(server.url) as redis,
-            LockClient.from_url(server.url, ttl=0.9) as locks,
-        ):
-            with pytest.raises(LeaseLostError) as lost:
-                async with locks.lock("n") as lease:
-                    await evict(redis, b"aiodlock:{n}")
-                    await lease.wait_lost()
-                    await until(lambda: False)
-            assert lost.value.reason == LostReason.DELETED
+    async with (
+        lock_server("--maxmemory", "4mb", "--maxmemory-policy", policy) as server,
+        Redis.from_url(server.url) as redis,
+        LockClient.from_url(server.url, ttl=0.9) as locks,
+    ):
+        with pytest.raises(LeaseLostError) as lost:
+            async with locks.lock("n") as lease:
+                await evict(redis, b"aiodlock:{n}")
+                await lease.wait_lost()
+                await until(lambda: False)
+        assert lost.value.reason == LostReason.DELETED
 
 
 async def evict(redis: Redis, key: bytes) -> None:
