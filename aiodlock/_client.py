@@ -167,6 +167,11 @@ class LockClient:
             TypeError: The function is not async, or an option is not what is allowed.
             ValueError: A field is not a parameter, or an option is out of range.
         """
+        if not isinstance(template, str):
+            raise TypeError(
+                'locked() takes a template, as in @locks.locked("customer:{customer_id}"); '
+                f"got {template!r}"
+            )
         self.lock("options are checked here", **options)
 
         def decorate(

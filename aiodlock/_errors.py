@@ -16,7 +16,7 @@ class LostReason(enum.Enum):
     LOOP_STALLED = "the event loop stood still until its deadline had passed"
     MAX_HOLD = "it was held for max_hold seconds"
     CLOSED = "its client was closed, or this is a forked child"
-    TOO_LITTLE_TIME = "it is still held, but not for as long as check() asked"
+    TOO_LITTLE_TIME = "but not for as long as check() asked"
 
 
 class LockError(Exception):
@@ -42,7 +42,8 @@ class LockTimeout(LockError, TimeoutError):
     """Another holds the lock, and it was not got in time.
 
     `holder` (`<label>:<client id>`, or the text in the key where another library wrote it),
-    `ttl_left` (seconds; None for a key without TTL) and `waiters` are what the last answer said.
+    `ttl_left` (seconds; None for a key without TTL) and `waiters` (this one too, if it queued) are
+    what the last answer said.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class LeaseLostError(LockError):
     """The lease is not ours any more (or, TOO_LITTLE_TIME, not for long enough)."""
 
     def __init__(self, *, name: str, fencing_token: int, reason: LostReason) -> None:
+        state = "is held" if reason is LostReason.TOO_LITTLE_TIME else "is lost"
         super().__init__(
-            f"the lease of {name!r} (fencing token {fencing_token}) is lost: {reason.value}",
+            f"the lease of {name!r} (fencing token {fencing_token}) {state}: {reason.value}",
             name=name,
         )
         self.fencing_token = fencing_token

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 class Unset(enum.Enum):
     """Stands for "as the lock says", since None means "for ever"."""
 
-    UNSET = "the lock's own"
+    UNSET = "the default"
 
 
 UNSET: Final = Unset.UNSET
@@ -80,8 +80,8 @@ class Lock:
     def acquire(self, *, wait_timeout: float | Unset | None = UNSET) -> Acquiring:
         """Wait for the lease: `await lock.acquire()`, or `async with lock.acquire() as lease`.
 
-        One script call where the lock is free; a waiter polls at most three times in
-        min(6, max(ttl, 1)) seconds.
+        One script call where the lock is free; a waiter polls about three times in
+        min(6, max(ttl, 1)) seconds, with a `Backoff` more often.
 
         Args:
             wait_timeout: Seconds that acquiring may take, at least 0 (one request); None: for

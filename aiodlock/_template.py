@@ -17,14 +17,11 @@ class Template:
     """`"customer:{customer.id}"`, checked against the parameters of one function.
 
     Raises:
-        TypeError: The template is not a str.
         ValueError: It is no format string, a field is not a (dotted) name of a parameter, or it
             cannot become a lock's name.
     """
 
     def __init__(self, text: str, function: Callable[..., Any]) -> None:
-        if not isinstance(text, str):
-            raise TypeError(f"a template must be a str; got {text!r}")
         self._text = text
         self._signature = inspect.signature(function)
         if not self._has_fields(text):
@@ -57,6 +54,6 @@ class Template:
         parameters = self._signature.parameters
         if not _FIELD.fullmatch(field) or field.partition(".")[0] not in parameters:
             raise ValueError(
-                f"template {self._text!r}: {{{field}}} is no parameter; its fields must be "
-                f"parameters ({', '.join(parameters)}), dotted or not"
+                f"template {self._text!r}: {{{field}}} is no parameter of the function; its "
+                f"fields must be its parameters ({', '.join(parameters)}), dotted or not"
             )

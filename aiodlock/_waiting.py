@@ -310,7 +310,7 @@ class Wait:
         holder = _names.holder(refused.value)
         ttl_left = None if refused.ttl_left_ms < 0 else refused.ttl_left_ms / 1000
         return LockTimeout(
-            f"the lock {name!r} was not got in time: {holder} holds it, {refused.waiters} wait",
+            f"the lock {name!r} was not got in time: {holder} holds it; waiting: {refused.waiters}",
             name=name,
             holder=holder,
             ttl_left=ttl_left,

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
-import fastapi
+try:
+    import fastapi
+except ModuleNotFoundError:
+    raise ImportError("aiodlock.fastapi needs FastAPI: pip install 'aiodlock[fastapi]'") from None
 from fastapi import Depends, FastAPI, WebSocket
 from fastapi.requests import HTTPConnection
 from fastapi.responses import JSONResponse

@@ -102,7 +102,7 @@ class LockServer:
                 self._fork(port)
                 if self._wait_ready():
                     return self
-            raise RuntimeError(f"every port tried was taken:\n{self._log_tail()}")
+            raise RuntimeError(self._no_port())
         except BaseException:
             self._stop()
             raise
@@ -116,7 +116,7 @@ class LockServer:
                 self._fork(port)  # in this thread, not in a worker that ends: see above
                 if await asyncio.to_thread(self._wait_ready):
                     return self
-            raise RuntimeError(f"every port tried was taken:\n{self._log_tail()}")
+            raise RuntimeError(self._no_port())
         except BaseException:
             self._stop()
             raise
@@ -181,6 +181,11 @@ class LockServer:
     def _log_path(self) -> Path:
         assert self._dir is not None
         return self._dir / "server.log"
+
+    def _no_port(self) -> str:
+        if (port := _asked_port(self._server_args)) is not None:
+            return f"port {port} is taken: something listens there already"
+        return f"every port tried was taken:\n{self._log_tail()}"
 
     def _log_tail(self) -> str:
         return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-15:])

@@ -29,6 +29,8 @@ from tests.proxy import ChaosProxy
 from tests.until import until
 
 TTL_S = 0.3
+# Of a lease that is to be lost: nothing but its first step must come before its end.
+SHORT_S = 0.15
 KEY = "aiodlock:{x}"
 FOREIGN = "somebody else"
 
@@ -89,7 +91,7 @@ def notes(error: BaseException) -> list[str]:
 
 def short(client: LockClient, name: str = "x") -> Lock:
     """A lock whose lease runs out, so that `lose` can lose it."""
-    return client.lock(name, ttl=TTL_S, auto_extend=False)
+    return client.lock(name, ttl=SHORT_S, auto_extend=False)
 
 
 # How somebody else cancels: each runs a block, hands it what cancels it, and knows the outcome.

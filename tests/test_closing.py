@@ -1198,6 +1198,7 @@ def fork():
     return os.waitpid(pid, 0)[1]
 async def main():
     global held
+    asyncio.get_running_loop().slow_callback_duration = 60
     held = [await hold(number) for number in range(3)]
     await asyncio.sleep(0.3)
     print(await asyncio.to_thread(fork), flush=True)
@@ -1212,3 +1213,51 @@ asyncio.run(main(), debug=True)
     assert ended.stdout.splitlines() == [
         "['lost', 'lost', 'lost']", "0", *["True True None"] * 3
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", ['locks.lock("x")', 'locks.lock("x").acquire()', "locks"])
+def test_child_that_collects_a_task_of_its_parent_writes_nothing_to_its_loop(
+    server: LockServer, block: str
+) -> None:
+    """A body that is garbage in both: its exit in the child must not wake the parent's loop."""
+    script = f"""
+import asyncio, gc, logging, os, sys
+from aiodlock import LockClient
+logging.getLogger("asyncio").disabled = True
+gc.disable()
+locks = LockClient.from_url({server.url!r})
+async def body():
+    await (await locks.lock("y").acquire()).release()
+    async with {block}:
+        inside.set()
+        await asyncio.get_running_loop().create_future()
+async def in_child():
+    gc.collect()
+async def main():
+    global inside
+    inside = asyncio.Event()
+    asyncio.create_task(body())
+    await inside.wait()
+    loop = asyncio.get_running_loop()
+    wakes = loop._read_from_self
+    def count():
+        print("woken by its child")
+        wakes()
+    loop._remove_reader(loop._ssock.fileno())
+    loop._add_reader(loop._ssock.fileno(), count)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(in_child())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    await asyncio.sleep(0.05)
+    async with locks.lock("z"):
+        pass
+    await locks.aclose()
+    gc.collect()
+asyncio.run(main())
+"""
+    ended = run_program(script, "-W", "ignore::DeprecationWarning")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -38,7 +38,7 @@ SERVICE = "locks"
 
 def admin(server: LockServer) -> Redis:
     """Looks at one server from outside; with the shortest of handshakes, for it is made often."""
-    return Redis.from_url(server.url, decode_responses=True, protocol=2, driver_info=None)
+    return Redis.from_url(server.url, decode_responses=True, driver_info=None)
 
 
 async def ask(server: LockServer, *command: str | int) -> Any:

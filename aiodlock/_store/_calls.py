@@ -19,6 +19,8 @@ from ._wire import FAILURES, Held, Script, Source, command, pack, text, trouble
 _T = TypeVar("_T")
 
 _PAUSE_S: Final = 0.05
+# Who stands further back in the queue for the borrowed connection has no chance in its time.
+_BORROWERS_MAX: Final = 100
 _NOT_NEEDED: Final = NoAnswer("an answer came from elsewhere")
 # By its text, which a server that has lost its scripts will want, and which may be forbidden.
 _PROBE: Final = Script("probe", keys=1, args=1, by_text=True)
@@ -69,6 +71,7 @@ class Caller:
         self._allowed: set[str] = set()
         self._probes: dict[str, asyncio.Task[object]] = {}
         self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
+        self._borrowers = 0
 
     async def reply(self, call: Call, within: float) -> Any:
         """What the script returned, from one try.
@@ -83,7 +86,7 @@ class Caller:
             await self._probe(node, call, end)
             link = self._router.link(call.key) or await self._linked(call, end - loop.time())
         reply: Any = _NOT_NEEDED
-        if link.is_suspect and call.may_repeat:
+        if link.is_suspect and call.may_repeat and self._borrowers < _BORROWERS_MAX:
             source = await self._source(call, end)
             reply = await self._elsewhere(call, source, end, unless=lambda: not link.is_suspect)
         if reply is _NOT_NEEDED:
@@ -141,7 +144,8 @@ class Caller:
             raise trouble(error, call.name) from error
 
     def _repeat(self, call: Call, request: Request) -> None:
-        self._background.start(self._settle(call, request), f"asking again about {call.name!r}")
+        if self._borrowers < _BORROWERS_MAX:
+            self._background.start(self._settle(call, request), f"asking again about {call.name!r}")
 
     async def _settle(self, call: Call, request: Request) -> None:
         """Answer *request* from elsewhere, unless its own reply comes first."""
@@ -173,6 +177,7 @@ class Caller:
         unless: Callable[[], bool] = lambda: False,
     ) -> Any:
         """One try over a connection of its own: the reply, or why there is none."""
+        self._borrowers += 1
         try:
             async with asyncio.timeout_at(end), self._borrowing:
                 if unless():
@@ -186,6 +191,8 @@ class Caller:
                     await held.give_back()
         except FAILURES as error:
             return error
+        finally:
+            self._borrowers -= 1
 
     async def _ask(self, call: Call, held: Held, before: tuple[bytes, ...]) -> Any:
         number = self._router.next_number()

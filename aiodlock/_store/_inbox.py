@@ -29,7 +29,7 @@ class Inbox:
         *,
         request_timeout: float,
         on_message: Callable[[str], None],
-        on_change: Callable[[], None],
+        on_hear: Callable[[], None],
         on_deaf: Callable[[str], None],
         is_needed: Callable[[], bool],
     ) -> None:
@@ -38,7 +38,7 @@ class Inbox:
         self._channel = channel
         self._request_timeout = request_timeout
         self._on_message = on_message
-        self._on_change = on_change
+        self._on_hear = on_hear
         self._on_deaf = on_deaf
         self._is_needed = is_needed
         self._task: asyncio.Task[None] | None = None
@@ -68,13 +68,16 @@ class Inbox:
 
     async def _run(self) -> None:
         """Until nobody needs it any more; pauses grow to `_PAUSE_MAX_S` while it cannot be had."""
+        loop = asyncio.get_running_loop()
         while self._is_needed():
             await asyncio.sleep(self._pause_s)
+            began_at = loop.time()
             was_heard, cause = await self._listen()
-            if was_heard:
-                self._pause_s = _PAUSE_MIN_S
-            else:
-                self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, self._pause_s * 2))
+            # One that is cut again and again must not be had anew again and again.
+            if loop.time() - began_at > _PAUSE_MAX_S:
+                self._pause_s = 0.0
+            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, self._pause_s * 2))
+            if not was_heard:
                 self._on_deaf(str(cause) or type(cause).__name__)
 
     async def _listen(self) -> tuple[bool, BaseException]:
@@ -86,15 +89,13 @@ class Inbox:
                 await held.send(command("SUBSCRIBE", self._channel))
                 _checked(await held.read(pushed=True), self._channel)
             was_heard = self.hears = True
-            self._on_change()
+            self._on_hear()
             while True:
                 self._read(await held.read(pushed=True))
         except (NoAnswer, *FAILURES) as error:
             return was_heard, error
         finally:
             self.hears = False
-            if was_heard:
-                self._on_change()
             if self._held is not None:
                 held, self._held = self._held, None
                 await held.give_back()

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError
+from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, ResponseError
 
 from ._api import NoAnswer
 from ._wire import FAILURES, Held, Script, Source
 
 # A timer that is later than this says that the loop stood still, not the server.
 _STALL_S: Final = 0.05
+_GRAIN_S: Final = 0.005
 # The pause before a connection is tried again; a last try of 0.1 s has room for it.
 _PACE_S: Final = 0.05
 
@@ -72,6 +73,7 @@ class Link:
         self, number: int, held: Held, *, request_timeout: float, on_lost: Callable[[Link], None]
     ) -> None:
         self.number = number
+        self.has_answered = False
         self.is_suspect = False  # A request ran out of time, and nothing was heard since.
         self._held = held
         self._request_timeout = request_timeout
@@ -177,13 +179,14 @@ class Link:
         request = self._outstanding.popleft()
         self._heard_at = self._loop.time()
         self._has_grace = True
+        self.has_answered = True
         self.is_suspect = False
         if request.evaluates:
             self._loading.discard(request.script)
         if isinstance(reply, NoScriptError):
             # Never for a caller who left: an abandoned acquire must not arrive after its release.
             return None if request.answer.done() else self._send_again(request)
-        if isinstance(reply, AuthenticationError | ReadOnlyError):
+        if _is_displaced(reply):
             # New credentials, or a new primary, come with a new connection only.
             request.settle(_lost(reply))
             return self.drop(reply)
@@ -232,7 +235,8 @@ class Link:
             self.drop(f"no reply for {self._request_timeout:g} s")
         else:
             lates = (r.late_at for r in self._outstanding if not r.answer.done())
-            self._watch(min(itertools.chain(lates, (silent_at,))))
+            # Thousands of deadlines a moment apart are one look.
+            self._watch(max(now + _GRAIN_S, min(itertools.chain(lates, (silent_at,)))))
 
     def _judge_late(self, request: Request, now: float) -> None:
         is_silent = self._heard_at <= request.sent_at
@@ -243,6 +247,14 @@ class Link:
         request.late_at = request.ends_at
         if is_silent and request.on_late is not None:
             request.on_late(request)
+
+
+def _is_displaced(reply: Any) -> bool:
+    """Whether *reply* says that this connection, or its server, is not the right one any more."""
+    if isinstance(reply, AuthenticationError | ReadOnlyError):
+        return True
+    # What a demoted primary of a cluster says to a connection that may read from replicas.
+    return isinstance(reply, ResponseError) and "non local key" in str(reply)
 
 
 def _lost(cause: Exception | str) -> NoAnswer:
@@ -316,7 +328,6 @@ class Multiplexer:
             return error
         finally:
             self._connecting = None
-        self._failures = 0
         self.link = Link(
             next(self._numbers),
             held,
@@ -328,6 +339,7 @@ class Multiplexer:
     def _forget(self, link: Link) -> None:
         if self.link is link:
             self.link = None
+        self._failures = 0 if link.has_answered else self._failures + 1
         assert link.closing is not None
         self._closing.add(link.closing)
         link.closing.add_done_callback(self._closing.discard)

@@ -74,7 +74,7 @@ class RedisStore:
             channel,
             request_timeout=request_timeout,
             on_message=self._receive,
-            on_change=self._inbox_changed,
+            on_hear=self._inbox_hears,
             on_deaf=self._warn_of_polling,
             is_needed=self._is_listening,
         )
@@ -203,8 +203,9 @@ class RedisStore:
             if waiter is not None:
                 waiter.poke()
 
-    def _inbox_changed(self) -> None:
-        self._is_warned = self._is_warned and not self._inbox.hears
+    def _inbox_hears(self) -> None:
+        """What was published before, nobody heard."""
+        self._is_warned = False
         self._poke_all()
 
     def _warn_of_polling(self, cause: str) -> None:

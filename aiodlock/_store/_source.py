@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ._cluster import Cluster
 from ._router import Primary, Router
@@ -71,11 +72,12 @@ def with_new_pool(redis: Redis | RedisCluster) -> Redis:
     """The same server and options, with none of the connections.
 
     Raises:
-        RuntimeError: redis-py cannot copy a client for clusters.
+        RuntimeError: redis-py cannot copy clients of a cluster or of Sentinels.
     """
-    if isinstance(redis, RedisCluster):
+    if isinstance(redis, RedisCluster) or isinstance(redis.connection_pool, SentinelConnectionPool):
         raise RuntimeError(
-            "a RedisCluster does not outlive a fork: make one, and a LockClient, in the child"
+            "a client of a cluster or of Sentinels does not outlive a fork: make one, and a "
+            "LockClient, in the child"
         )
     pool = redis.connection_pool
     return type(redis)(

@@ -46,7 +46,7 @@ def meaning(naive: Outcome, unchecked: Outcome, ours: Outcome) -> list[str]:
         f" of the next: {overlaps} entries found somebody inside."
     )
     our_text = (
-        f"Nobody else got in while jobs outlasted the ttl ({outlasting} did), the next one went on"
+        f"Jobs that outlasted the ttl: {outlasting}; nobody else got in. The next one went on"
         f" {gap:.2f} s after the kill (ttl {TTL_S:.2f} s), and the grants are numbered in order."
     )
     return [

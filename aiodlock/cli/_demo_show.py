@@ -36,7 +36,7 @@ class Show:
 
 def _after(outcome: Outcome) -> str:
     seconds, grants = outcome.watched_after_kill, outcome.grants_after_kill
-    return f"watched for {seconds:.1f} s after that, grants: {grants}"
+    return f"in the {seconds:.1f} s after that, further grants: {grants}"
 
 
 def _live(scene: Scene) -> str:
