@@ -1,7 +1,8 @@
 """Distributed locks for asyncio, on Redis and Valkey.
 
-To read the code, follow a name: `_client` makes a `_lock`, which waits (`_waiting`) for the store
-(`_store`) to grant a `_lease`, which a `_watchdog` extends until it is released.
+To read the code, follow a name: `_client` makes a `_lock`; its acquisition (`_session`) waits
+(`_waiting`) until the store (`_store`) grants a `_lease`, which a `_watchdog` extends until it is
+released.
 """
 
 import logging

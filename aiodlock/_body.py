@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import weakref
 
 import anyio
+
+from ._running import running_task
 
 
 class _Cancel:
@@ -32,7 +33,7 @@ class Body:
         self._cancels_before = task.cancelling() - (task in _cancels)
 
     def cancel(self) -> None:
-        """Cancel the task, unless it has ended, it is the one that found out, or it is told."""
+        """Cancel the task, once for all of its leases; not one that found out, or has ended."""
         if self.task.done() or running_task() is self.task:
             return
         shared = _cancels.get(self.task)
@@ -88,29 +89,3 @@ class Body:
 
     def _others(self, cancels: int) -> bool:
         return cancels > self._cancels_before
-
-
-def may_await(error: BaseException | None) -> bool:
-    """Whether a block that ends with *error* can still await.
-
-    A coroutine that is destroyed cannot; an async generator that is closed, in a loop, can. Where
-    GeneratorExit was thrown in tells which: it may have passed others on its way.
-    """
-    if not isinstance(error, GeneratorExit):
-        return True
-    thrown_at = error.__traceback__
-    while thrown_at is not None and thrown_at.tb_next is not None:
-        thrown_at = thrown_at.tb_next
-    if thrown_at is None or running_loop() is None:
-        return False
-    return bool(thrown_at.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR)
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that runs in this thread; without it, nothing can be awaited here."""
-    return asyncio._get_running_loop()
-
-
-def running_task() -> asyncio.Task[object] | None:
-    """The current task, if there is one."""
-    return asyncio.current_task() if running_loop() is not None else None

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
 _log = logging.getLogger("aiodlock")
 
+# How long a cancelled caller waits for its own clean-up.
+_CANCELLED_S: Final = 1.0
+
 
 class Background:
     """Tasks that go on after their callers have left, until `drain`.
 
-    Bound: each is the clean-up of one acquisition and lasts at most one request's time.
+    Bound: one for each acquisition that is given up and each request that is late, each at most
+    one request's time.
     """
 
     def __init__(self) -> None:
@@ -29,10 +33,10 @@ class Background:
         return task
 
     async def finish(
-        self, work: Coroutine[Any, Any, object], what: str, *, within: float
+        self, work: Coroutine[Any, Any, object], what: str
     ) -> asyncio.CancelledError | None:
-        """Start *work*, then `outlast` it."""
-        return await outlast(self.start(work, what), within=within)
+        """Start *work*, then `outlast` it, for 1 s at most."""
+        return await outlast(self.start(work, what), within=_CANCELLED_S)
 
     async def drain(self) -> None:
         """Wait until every task has ended."""

@@ -11,14 +11,14 @@ import socket
 import types
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from . import _clock, _names
-from ._body import may_await, running_loop, running_task
 from ._cleanup import outlast
 from ._lease import Terms
-from ._lock import UNSET, Lock, Unset, checked_on_lost, checked_wait
-from ._session import Session
+from ._lock import UNSET, Lock, LockOptions, Unset, checked_on_lost, checked_wait
+from ._running import may_await, running_loop, running_task
+from ._session import BODIES_S, Session
 from ._template import Template
 from ._waiting import Backoff
 
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("aiodlock")
 
 # What closing may take beside its requests: bodies that are told to leave.
-_CLOSE_S: Final = 6.0
+_CLOSE_S: Final = BODIES_S + 1.0
 
 
 class LockClient:
@@ -68,11 +68,13 @@ class LockClient:
         from ._store import _source
 
         self._redis: Redis | RedisCluster = _source.checked(redis)
-        self._renew: Callable[[], Redis] | None = None  # None: the user's, never closed by us.
+        self._make_redis: Callable[[], Redis] | None = None  # None: the user's, never closed by us.
         self._prefix = _names.checked_prefix(prefix)
         self._ttl = _clock.ttl_seconds("ttl", ttl)
         self._wait_timeout = checked_wait(wait_timeout)
-        self._request_timeout = _clock.seconds("request_timeout", request_timeout, minimum=0.001)
+        self._request_timeout = _clock.seconds(
+            "request_timeout", request_timeout, minimum=0.001, maximum=_clock.TTL_MAX_S
+        )
         self._label = None if label is None else _names.checked_label(label)
         self._session: Session | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -96,19 +98,32 @@ class LockClient:
         `redis://`, `rediss://` and `unix://` as redis-py reads them, its options in the query.
         `memory://` runs on fakeredis in this process, for tests; clients with the same
         `memory://<word>` share one memory, and `memory://` alone is shared with nobody.
+
+        Args:
+            url: Where the server is.
+            prefix: As for the class, like the rest.
+            ttl: Seconds.
+            wait_timeout: Seconds, or None.
+            request_timeout: Seconds.
+            label: Shown to people.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed, or redis-py does not know the
+                scheme.
+            RuntimeError: `memory://` without fakeredis.
         """
         from ._store import _source
 
-        renew = functools.partial(_source.of_url, url)
+        make_redis = functools.partial(_source.of_url, url)
         client = cls(
-            renew(),
+            make_redis(),
             prefix=prefix,
             ttl=ttl,
             wait_timeout=wait_timeout,
             request_timeout=request_timeout,
             label=label,
         )
-        client._renew = renew
+        client._make_redis = make_redis
         return client
 
     def lock(
@@ -154,9 +169,12 @@ class LockClient:
         )
 
     def locked(
-        self, template: str, **options: Any
+        self, template: str, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[_P, Awaitable[_T]]], Callable[_P, Coroutine[Any, Any, _T]]]:
         """A decorator: each call of the async function runs under the lock that *template* names.
+
+        No server calls here; a call makes those of `Lock.acquire` and `Lease.release`, and raises
+        what they do.
 
         Args:
             template: A name with fields like `{customer_id}` or `{order.id}`, which the call's
@@ -196,6 +214,11 @@ class LockClient:
         Waiters and new acquisitions get `RuntimeError`. A lease with a running body is lost
         (CLOSED), and released when its body has left, at most 5 s later, else left to its ttl.
 
+        At most 6 s and three times `request_timeout`.
+
+        Raises:
+            RuntimeError: It is bound to another event loop that is still open.
+
         Cancellation: it is finished all the same, and waited for.
         """
         closing = self._begin_closing()
@@ -219,7 +242,7 @@ class LockClient:
     ) -> None:
         if may_await(error):
             await self.aclose()
-        elif running_loop() is self._loop:
+        elif self._session is not None and running_loop() is self._session.loop:
             self._begin_closing()
         elif self._session is not None:
             self._session.disown()
@@ -255,11 +278,11 @@ class LockClient:
         if self._is_closed:
             raise RuntimeError("this LockClient is closed; `async with client` opens it again")
         if session is not None:
-            self._check_left(session)
+            self._leave_closed_loop(session)
         self._session = session = self._new_session()
         return session
 
-    def _check_left(self, session: Session) -> None:
+    def _leave_closed_loop(self, session: Session) -> None:
         """A loop that was closed under us counts as left; any other is still in use."""
         if not session.loop.is_closed():
             raise RuntimeError(
@@ -269,29 +292,32 @@ class LockClient:
         _log.warning("an event loop was closed before its LockClient: await aclose() first")
         session.disown()
         self._session = None
-        if self._renew is not None:
-            self._redis = self._renew()
+        self._replace_redis()
 
     def _begin_closing(self) -> asyncio.Task[None]:
         self._forget_closed_loop()
-        session, self._session, self._is_closed = self._session, None, True
+        loop = asyncio.get_running_loop()
         if self._closing is None:
-            loop = asyncio.get_running_loop()
-            if session is not None and session.loop is not loop:
-                self._session = session
-                self._check_left(session)
-                session = None
+            if self._session is not None and self._session.loop is not loop:
+                self._leave_closed_loop(self._session)
+            session, self._session, self._is_closed = self._session, None, True
             self._closing = loop.create_task(
                 self._close(session, running_task()), name="aiodlock closing"
             )
         return self._closing
 
     def _forget_closed_loop(self) -> None:
-        """A close that its loop did not live to see is over."""
-        if self._closing is not None and self._closing.get_loop().is_closed():
+        """A close that its loop did not live to see is over, as is one that has ended."""
+        closing = self._closing
+        if closing is not None and (closing.done() or closing.get_loop().is_closed()):
             self._closing = None
-            if self._renew is not None:
-                self._redis = self._renew()
+            if not closing.done():
+                self._replace_redis()
+
+    def _replace_redis(self) -> None:
+        """Ours is made anew after its loop or process; the user's is the user's to replace."""
+        if self._make_redis is not None:
+            self._redis = self._make_redis()
 
     def _new_session(self) -> Session:
         from ._store import _source
@@ -308,17 +334,14 @@ class LockClient:
             client_id=client_id,
             request_timeout=self._request_timeout,
         )
-        return Session(store, f"{label}:{client_id}")
+        return Session(store, _names.holder_of(label, client_id))
 
     async def _close(self, session: Session | None, caller: asyncio.Task[Any] | None) -> None:
-        try:
-            if session is not None:
-                await session.close(caller)
-            if self._renew is not None:
-                await self._redis.aclose()
-                self._redis = self._renew()
-        finally:
-            self._closing = None
+        if session is not None:
+            await session.close(caller)
+        if self._make_redis is not None:
+            await self._redis.aclose()
+            self._replace_redis()
 
     def _forget_parent(self) -> None:
         """In a forked child: nothing inherited is closed or written, for the parent uses it."""
@@ -326,9 +349,8 @@ class LockClient:
             self._session.disown()
         _inherited.append((self._session, self._redis))
         self._session = self._closing = None
-        self._is_inherited = self._renew is None
-        if self._renew is not None:
-            self._redis = self._renew()
+        self._is_inherited = self._make_redis is None
+        self._replace_redis()
 
 
 def _forget_parents() -> None:
@@ -341,6 +363,7 @@ def _forget_parents() -> None:
 
 _clients: weakref.WeakSet[LockClient] = weakref.WeakSet()
 # What a forked child inherited stays alive: its destruction would close the parent's sockets.
+# Bound: one for each client and fork.
 _inherited: list[object] = []
 
 if hasattr(os, "register_at_fork"):

@@ -52,9 +52,19 @@ def poll_interval(alive_s: float) -> float:
 def extension_delay(valid_s: float, random: float) -> float:
     """Seconds until a lease that is valid for *valid_s* is to be extended.
 
-    A third of it; *random* in [0, 1) only shortens, so that many leases do not move in step.
+    A third of it, at most.
     """
-    return valid_s / 3 * (1 - 0.1 * random)
+    return jittered(valid_s / 3, random)
+
+
+def jittered(pause_s: float, random: float) -> float:
+    """Up to 10 % shorter, so that many do not move in step; *random* in [0, 1)."""
+    return pause_s * (1 - 0.1 * random)
+
+
+def growing(failures: int, *, first_s: float, most_s: float) -> float:
+    """Seconds before the try after *failures* (1 or more) in a row: doubling from *first_s*."""
+    return min(most_s, first_s * 2.0 ** min(failures - 1, 30))
 
 
 def seconds(what: str, value: object, *, minimum: float, maximum: float = math.inf) -> float:

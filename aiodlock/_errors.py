@@ -16,7 +16,7 @@ class LostReason(enum.Enum):
     LOOP_STALLED = "the event loop stood still until its deadline had passed"
     MAX_HOLD = "it was held for max_hold seconds"
     CLOSED = "its client was closed, or this is a forked child"
-    TOO_LITTLE_TIME = "but not for as long as check() asked"
+    TOO_LITTLE_TIME = "held, but not for as long as check() asked"
 
 
 class LockError(Exception):
@@ -77,9 +77,9 @@ class LeaseLostError(LockError):
     """The lease is not ours any more (or, TOO_LITTLE_TIME, not for long enough)."""
 
     def __init__(self, *, name: str, fencing_token: int, reason: LostReason) -> None:
-        state = "is held" if reason is LostReason.TOO_LITTLE_TIME else "is lost"
+        state = "" if reason is LostReason.TOO_LITTLE_TIME else "lost: "
         super().__init__(
-            f"the lease of {name!r} (fencing token {fencing_token}) {state}: {reason.value}",
+            f"the lease of {name!r} (fencing token {fencing_token}) is {state}{reason.value}",
             name=name,
         )
         self.fencing_token = fencing_token

@@ -10,16 +10,15 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
 from . import _clock
-from ._body import Body, may_await, running_loop
+from ._body import Body
 from ._cleanup import Background
-from ._errors import LeaseLostError, LockError, LostReason, ServerUnreachable
+from ._errors import LeaseLostError, LockError, LostReason
+from ._running import may_await, running_loop
 from ._store._api import Acquisition, Granted, NoAnswer, NotOurs, Released, Store
 from ._validity import Asked, State, Validity
 
 _log = logging.getLogger("aiodlock")
 
-# How long a cancelled caller waits for the answer to a release.
-CANCELLED_S: Final = 1.0
 _RETRY_S: Final = 0.05
 
 
@@ -123,12 +122,11 @@ class Lease:
         return self._validity.is_open and self._validity.left > 0
 
     def check(self, min_left: float = 0.0) -> None:
-        """Return if the lease is held for *min_left* seconds more; call it before what cannot
-        be undone.
+        """Return if it is held for *min_left* seconds more.
 
-        No I/O: the clock decides, so it is right even when the event loop stood still. A lease
-        got by hand-off starts with 2 to 6 s (with a ttl under 6 s, less in proportion);
-        `await extend()` first if you need more.
+        Call it before what cannot be undone. No I/O: the clock decides, so it is right even when
+        the event loop stood still. A lease got by hand-off starts with 2 to 6 s (a third to the
+        whole of max(ttl, 1) where the ttl is under 6 s); `await extend()` first if you need more.
 
         Args:
             min_left: Seconds, at least 0.
@@ -136,6 +134,7 @@ class Lease:
         Raises:
             LeaseLostError: It is lost; or (TOO_LITTLE_TIME) held, but not for that long.
             RuntimeError: It was released.
+            TypeError, ValueError: min_left is not what is allowed.
         """
         min_left = _clock.seconds("min_left", min_left, minimum=0)
         self._raise_unless_open()
@@ -165,17 +164,22 @@ class Lease:
         Raises:
             LeaseLostError: It expired, or someone else has it.
             ServerUnreachable: No answer in time; the deadline stays as it was.
-            RuntimeError: It was released.
+            NotAllowedError: The server forbids it.
+            RuntimeError: It was released, or belongs to another event loop.
+            TypeError, ValueError: ttl is not what is allowed.
 
         Cancellation: the server may or may not have extended; the deadline stays as it was.
 
         Source: "Distributed Locks with Redis" (Redis documentation), on extending.
         """
         asked = self._terms.ttl if ttl is None else _clock.ttl_seconds("ttl", ttl)
+        self._check_loop()
         started = _clock.now()
         end = started + self._terms.request_timeout
         while True:
             self.check()
+            if self._validity.is_final:
+                return self.deadline - started
             within = min(end, self.deadline) - _clock.now()
             extension = self._begin_extension(asked)
             try:
@@ -184,10 +188,9 @@ class Lease:
                 self._validity.endanger()
                 self.check()
                 if _clock.now() + _RETRY_S >= end:
-                    raise ServerUnreachable(
-                        f"the lease of {self.name!r} could not be extended: {error}",
-                        name=self.name,
-                    ) from (error.__cause__ or error)
+                    raise error.unreachable(
+                        f"the lease of {self.name!r} could not be extended", name=self.name
+                    ) from error.origin
                 await asyncio.sleep(_RETRY_S)
             else:
                 self._end_extension(extension, answer)
@@ -206,6 +209,8 @@ class Lease:
 
         Raises:
             ServerUnreachable: No answer in time: it may stand until its ttl is over.
+            NotAllowedError: The server forbids it.
+            RuntimeError: It belongs to another event loop.
 
         Cancellation: the release is sent all the same, and waited for, 1 s at most.
 
@@ -213,14 +218,14 @@ class Lease:
         """
         if self._is_gone:
             return False
+        self._check_loop()
         try:
             return (await self._release()).removed
         except NoAnswer as error:
-            raise ServerUnreachable(
-                f"the release of {self.name!r} was not answered; it may stand until its ttl "
-                f"is over: {error}",
+            raise error.unreachable(
+                f"the release of {self.name!r} was not answered; it may stand until its ttl ends",
                 name=self.name,
-            ) from (error.__cause__ or error)
+            ) from error.origin
 
     async def wait_lost(self) -> LostReason | None:
         """Why it was lost, as soon as it is; None when it was released.
@@ -228,12 +233,14 @@ class Lease:
         No server calls. Cancellation: changes nothing.
         """
         if self._validity.is_open:
+            self._check_loop()
             if self._over is None:
                 self._over = asyncio.Event()
             await self._over.wait()
         return self._validity.reason
 
     async def __aenter__(self) -> Self:
+        self._check_loop()
         self._raise_unless_open()
         if self._body is not None:
             raise RuntimeError(f"this lease of {self.name!r} is entered already")
@@ -297,7 +304,7 @@ class Lease:
                 stacklevel=2,
             )
 
-    # What the rooms above do with it.
+    # From here on not for users: what `_session` and `_watchdog` do with it.
 
     @property
     def deadline(self) -> float:
@@ -337,8 +344,7 @@ class Lease:
 
     def _end_extension(self, extension: Extension, answer: float | NotOurs) -> None:
         if isinstance(answer, NotOurs):
-            self._validity.is_final = True
-            self._lose(self._validity.reason_for(answer.value))
+            self._lose(self._validity.find_taken(answer.value))
         else:
             self._validity.prolong(answer, is_last=extension.asked.is_last)
 
@@ -381,6 +387,10 @@ class Lease:
 
     def _leave_without_awaiting(self) -> None:
         """The coroutine is destroyed: its loop, if it still runs, finishes the work."""
+        if self._is_gone:
+            # Also in a forked child, where the loop is the parent's and must not be written to.
+            self._body = None
+            return
         self._leave_block()
         if self._loop.is_running():
             self._retire()
@@ -401,13 +411,11 @@ class Lease:
         ending = None if self._watch is None else self._watch.stop()
         try:
             released = await self._give_up()
-            if ending is not None:
+            if ending is not None:  # It is cancelled: one turn of the loop.
                 await asyncio.wait((ending,))
             return released
         except asyncio.CancelledError:
-            await self._background.finish(
-                self._give_up(), f"releasing {self.name!r}", within=CANCELLED_S
-            )
+            await self._background.finish(self._give_up(), f"releasing {self.name!r}")
             raise
 
     async def _give_up(self) -> Released:
@@ -446,6 +454,10 @@ class Lease:
     def _tell_over(self) -> None:
         if self._over is not None and not self._loop.is_closed():
             self._over.set()
+
+    def _check_loop(self) -> None:
+        if running_loop() is not self._loop:
+            raise RuntimeError(f"this lease of {self.name!r} belongs to another event loop")
 
     def _raise_unless_open(self) -> None:
         if self._validity.state == "released":

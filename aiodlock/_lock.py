@@ -6,12 +6,12 @@ import asyncio
 import enum
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar
 
 from . import _clock, _names
-from ._body import running_task
-from ._errors import LockTimeout, ServerUnreachable
+from ._errors import LockTimeout
 from ._lease import Lease, Terms
+from ._running import running_task
 from ._session import Session
 from ._store._api import Acquisition, NoAnswer, Standing
 from ._waiting import Backoff
@@ -26,6 +26,17 @@ class Unset(enum.Enum):
 
 
 UNSET: Final = Unset.UNSET
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of `LockClient.lock`."""
+
+    ttl: float | None
+    wait_timeout: float | Unset | None
+    auto_extend: bool
+    retry: Backoff | None
+    on_lost: Literal["cancel", "raise"]
+    max_hold: float | None
 
 
 class LockInfo(NamedTuple):
@@ -51,7 +62,7 @@ class Lock:
 
     def __init__(
         self,
-        session: Callable[[], Session],
+        bound: Callable[[], Session],
         prefix: str,
         name: str,
         terms: Terms,
@@ -59,7 +70,7 @@ class Lock:
         wait_timeout: float | None,
         retry: Backoff | None,
     ) -> None:
-        self._session = session
+        self._bound = bound
         self._keys = _names.keys(prefix, name)
         self._name = name
         self._terms = terms
@@ -80,8 +91,8 @@ class Lock:
     def acquire(self, *, wait_timeout: float | Unset | None = UNSET) -> Acquiring:
         """Wait for the lease: `await lock.acquire()`, or `async with lock.acquire() as lease`.
 
-        One script call where the lock is free; a waiter polls about three times in
-        min(6, max(ttl, 1)) seconds, with a `Backoff` more often.
+        One script call where the lock is free (a client's first asks each primary what it may do:
+        one more). A waiter sends about three in min(6, max(ttl, 1)) seconds, more with a `Backoff`.
 
         Args:
             wait_timeout: Seconds that acquiring may take, at least 0 (one request); None: for
@@ -92,6 +103,7 @@ class Lock:
             ServerUnreachable: The server gave no usable answer.
             NotAllowedError, NameTakenError: Waiting is no use.
             RuntimeError: The client is closed, or bound to another event loop.
+            TypeError, ValueError: wait_timeout is not what is allowed.
 
         Cancellation: what may be on the server is released, and waited for, 1 s at most.
         """
@@ -152,9 +164,12 @@ class Lock:
         Raises:
             ServerUnreachable: No answer within `request_timeout`: it may be broken or not.
             NotAllowedError, NameTakenError: The server forbids it; not a lock.
+            TypeError: fencing_token is not an int.
 
         Cancellation: it may be broken or not.
         """
+        if fencing_token is not None and type(fencing_token) is not int:
+            raise TypeError(f"fencing_token must be an int or None; got {fencing_token!r}")
         standing = await self._inspect()
         if standing.value is None:
             return False
@@ -163,7 +178,7 @@ class Lock:
             return False
         token = value.owner_token if value else standing.value
         grant = Acquisition(self._name, self._keys, token)
-        store = self._session().store
+        store = self._bound().store
         within = self._terms.request_timeout
         return (await self._answered(store.release(grant, within=within))).removed
 
@@ -195,12 +210,12 @@ class Lock:
         )
 
     async def _acquire(self, wait_timeout: float | None) -> Lease:
-        return await self._session().acquire(
+        return await self._bound().acquire(
             self._name, self._keys, self._terms, wait_timeout=wait_timeout, retry=self._retry
         )
 
     async def _inspect(self) -> Standing:
-        store = self._session().store
+        store = self._bound().store
         within = self._terms.request_timeout
         return await self._answered(store.inspect(self._name, self._keys, within=within))
 
@@ -208,9 +223,9 @@ class Lock:
         try:
             return await call
         except NoAnswer as error:
-            raise ServerUnreachable(
-                f"no usable answer about the lock {self._name!r}: {error}", name=self._name
-            ) from (error.__cause__ or error)
+            raise error.unreachable(
+                f"no usable answer about the lock {self._name!r}", name=self._name
+            ) from error.origin
 
     def _checked_wait(self, wait_timeout: float | Unset | None) -> float | None:
         return self._wait_timeout if wait_timeout is UNSET else checked_wait(wait_timeout)

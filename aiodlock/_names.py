@@ -1,4 +1,4 @@
-"""From the names that people use to keys, channels, owner tokens."""
+"""From the names that people use to keys, channels and owner tokens, there and back."""
 
 from __future__ import annotations
 
@@ -68,6 +68,21 @@ def read_value(text: str) -> Value | None:
         return None
     holder, number, fencing_token = match.groups()
     return Value(f"{holder}:{number}", int(fencing_token), holder)
+
+
+def holder_of(label: str, client_id: str) -> str:
+    """Who holds, as shown to people."""
+    return f"{label}:{client_id}"
+
+
+def owner_token(holder: str, number: int) -> str:
+    """Unique to acquisition *number* of *holder*."""
+    return f"{holder}:{number}"
+
+
+def value_of(owner_token: str, fencing_token: int) -> str:
+    """What a lock's key holds; `read_value` reads it."""
+    return f"{owner_token}/{fencing_token}"
 
 
 def holder(text: str) -> str:

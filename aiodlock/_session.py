@@ -7,19 +7,20 @@ import logging
 import weakref
 from typing import Final
 
-from ._body import running_loop
+from . import _names
 from ._cleanup import Background
 from ._errors import LostReason
-from ._lease import CANCELLED_S, Lease, Terms
+from ._lease import Lease, Terms
 from ._names import Keys
+from ._running import running_loop
 from ._store._api import Acquisition, Granted, Store
-from ._waiting import Backoff, Wait
+from ._waiting import Backoff, Wait, closed_error
 from ._watchdog import Watchdog
 
 _log = logging.getLogger("aiodlock")
 
 # How long a closing client waits for the bodies that hold its leases.
-_BODIES_S: Final = 5.0
+BODIES_S: Final = 5.0
 
 
 class Session:
@@ -32,7 +33,7 @@ class Session:
         self.background = Background()
         self._holder = holder
         self._acquired = 0
-        self._waits: set[Wait] = set()
+        self._waits: set[Wait] = set()  # Bound: as many as tasks that acquire.
         self._no_waits: asyncio.Event | None = None
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
@@ -47,7 +48,7 @@ class Session:
     ) -> Lease:
         """A new acquisition, from its first poll to its lease; nothing is left where it fails."""
         self._acquired += 1
-        acquisition = Acquisition(name, keys, f"{self._holder}:{self._acquired}")
+        acquisition = Acquisition(name, keys, _names.owner_token(self._holder, self._acquired))
         wait = Wait(
             self.store,
             acquisition,
@@ -62,25 +63,28 @@ class Session:
         try:
             granted = await wait.run()
             if self.is_closing:
-                raise RuntimeError(f"the client was closed while waiting for {name!r}")
+                raise closed_error(name)
             return self._lease(acquisition, terms, granted)
-        except asyncio.CancelledError:
-            if wait.may_stand:
-                await self.background.finish(
-                    self._give_up(acquisition, terms), f"giving up {name!r}", within=CANCELLED_S
-                )
-            self.store.forget(acquisition.token)
-            raise
-        except BaseException:
-            if wait.may_stand and running_loop() is self.loop:
-                self.background.start(self._give_up(acquisition, terms), f"giving up {name!r}")
-            else:
-                self.store.forget(acquisition.token)
+        except BaseException as error:
+            await self._failed(wait, acquisition, terms, error)
             raise
         finally:
             self._waits.discard(wait)
             if self._no_waits is not None and not self._waits:
                 self._no_waits.set()
+
+    async def _failed(
+        self, wait: Wait, acquisition: Acquisition, terms: Terms, error: BaseException
+    ) -> None:
+        """Release what may stand: in the background, or waited for by a cancelled caller."""
+        if not wait.may_stand or running_loop() is not self.loop:
+            self.store.forget(acquisition.token)
+            return
+        work, what = self._give_up(acquisition, terms), f"giving up {acquisition.name!r}"
+        if isinstance(error, asyncio.CancelledError):
+            await self.background.finish(work, what)
+        else:
+            self.background.start(work, what)
 
     def _lease(self, acquisition: Acquisition, terms: Terms, granted: Granted) -> Lease:
         self.store.hold(acquisition.token)
@@ -134,7 +138,7 @@ class Session:
     async def _end_bodies(self, leases: list[Lease]) -> None:
         if leases:
             left = [asyncio.ensure_future(lease.wait_body_left()) for lease in leases]
-            _, late = await asyncio.wait(left, timeout=_BODIES_S)
+            _, late = await asyncio.wait(left, timeout=BODIES_S)
             for waiting in late:
                 waiting.cancel()
 

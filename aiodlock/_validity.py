@@ -88,6 +88,11 @@ class Validity:
         if self.state == "released":
             self.state, self.reason = "lost", self.reason_for(standing)
 
+    def find_taken(self, standing: str | None) -> LostReason:
+        """An extension found *standing* in the key: none is to follow."""
+        self.is_final = True
+        return self.reason_for(standing)
+
     def reason_for(self, standing: str | None) -> LostReason:
         """Why *standing* (None: nothing) is in the key, in place of our value."""
         if standing is not None:

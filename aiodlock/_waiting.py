@@ -110,6 +110,7 @@ class Wait:
         self._poked = False
         self._refused: Refused | None = None
         self._trouble: NoAnswer | None = None
+        self._silent_since: float | None = None  # The first try after the last answer.
         self._largest_seen = 0
         self._failures = 0
         self._pauses = 0
@@ -158,12 +159,11 @@ class Wait:
                 return granted
             if granted := self._take_hand_over():
                 return granted
-            if is_last:
+            # Without an end, an answer makes the wait go on, however long the silence was.
+            if is_last and (self._ends_at < math.inf or self._is_over()):
                 raise self._gave_up()
             if self._is_closed:
-                raise RuntimeError(
-                    f"the client was closed while waiting for {self._acquisition.name!r}"
-                )
+                raise closed_error(self._acquisition.name)
             by_timer = not await self._sleep(self._pause())
             if granted := self._take_hand_over():
                 return granted
@@ -198,6 +198,7 @@ class Wait:
         left = self._ends_at - _clock.now()
         within = min(self._request_timeout, left if left > 0 else LAST_TRY_S)
         self._poked = False
+        asked_at = _clock.now()
         try:
             answer = await self._store.acquire(
                 self._acquisition,
@@ -208,7 +209,9 @@ class Wait:
         except NoAnswer as error:
             self._trouble = error
             self._failures += 1
+            self._silent_since = self._silent_since or asked_at
             return None
+        self._silent_since = None
         if isinstance(answer, Granted) and answer.deadline <= _clock.now():
             self._trouble = _TOO_LATE
             self._failures += 1
@@ -255,7 +258,7 @@ class Wait:
             self._pauses += 1
             pause = min(longest, self._backoff.pause(self._pauses - 1, random.random()))
         else:
-            pause = longest * (1 - 0.1 * random.random())
+            pause = _clock.jittered(longest, random.random())
         refused = self._refused
         if refused is not None and refused.place == 0 and refused.ttl_left_ms >= 0:
             pause = min(pause, refused.ttl_left_ms / 1000 + _EXPIRY_SLACK_S)
@@ -289,7 +292,7 @@ class Wait:
         now = _clock.now()
         if self._ends_at < math.inf:
             return now >= self._ends_at
-        return now - self._answered_at() >= _PATIENCE_S
+        return self._silent_since is not None and now - self._silent_since >= _PATIENCE_S
 
     def _answered_at(self) -> float:
         return self._started_at if self._refused is None else self._refused.sent_at
@@ -301,12 +304,10 @@ class Wait:
         # Who waits for ever gives up for one reason only.
         is_silent = silent_s > fresh_s or self._ends_at == math.inf
         if refused is None or (self._trouble is not None and is_silent):
-            error = ServerUnreachable(
-                f"no usable answer about the lock {name!r} for {silent_s:.1f} s: {self._trouble}",
-                name=name,
+            trouble = self._trouble or NoAnswer("nothing was asked")
+            return trouble.unreachable(
+                f"no usable answer about the lock {name!r} for {silent_s:.1f} s", name=name
             )
-            error.__cause__ = self._trouble and (self._trouble.__cause__ or self._trouble)
-            return error
         holder = _names.holder(refused.value)
         ttl_left = None if refused.ttl_left_ms < 0 else refused.ttl_left_ms / 1000
         return LockTimeout(
@@ -334,6 +335,11 @@ class Wait:
                 if refused.ttl_left_ms == -1
                 else f"{refused.ttl_left_ms / 1000:.1f} s left",
             )
+
+
+def closed_error(name: str) -> RuntimeError:
+    """What a waiter gets whose client closes."""
+    return RuntimeError(f"the client was closed while waiting for {name!r}")
 
 
 def _set(wake: asyncio.Future[None]) -> None:

@@ -8,12 +8,12 @@ import weakref
 from typing import Final
 
 from . import _clock
-from ._body import running_task
 from ._errors import LockError
 from ._lease import Extension, Lease
+from ._running import running_task
 from ._store._api import NoAnswer, NotOurs, Store
 
-_RETRY_MIN_S: Final = 0.02
+_RETRY_FIRST_S: Final = 0.02
 _RETRY_MAX_S: Final = 1.0
 _RETRY_LEAST_S: Final = 0.005
 
@@ -38,7 +38,7 @@ class Watchdog:
             pause = _clock.extension_delay(lease.remaining, random.random())
             self._start = self._loop.call_later(pause, self._begin)
         else:
-            self._await_deadline(lease)
+            self._watch_deadline(lease)
 
     def stop(self) -> asyncio.Task[None] | None:
         """Extend no more; the task that is still to end, if there is one."""
@@ -55,11 +55,11 @@ class Watchdog:
         lease = self._lease()
         if lease is None:
             return
-        self._await_deadline(lease)
+        self._watch_deadline(lease)
         if lease.wants_extension:
             self._task = self._loop.create_task(self._run(), name=self._task_name)
 
-    def _await_deadline(self, lease: Lease) -> None:
+    def _watch_deadline(self, lease: Lease) -> None:
         """Until it is over; at once where the loop stood still that long."""
         if lease._notice_deadline():
             self._end = self._loop.call_later(lease.remaining, self._on_deadline)
@@ -67,12 +67,16 @@ class Watchdog:
     def _on_deadline(self) -> None:
         lease = self._lease()
         if lease is not None:
-            self._await_deadline(lease)
+            self._watch_deadline(lease)
 
     async def _run(self) -> None:
         """Extend and sleep; ends with the lease, its loss, or the last extension allowed."""
         failures = 0
-        while (lease := self._lease()) is not None and lease.wants_extension:
+        while (lease := self._lease()) is not None:
+            # After a suspend this wakes before the timer of the deadline does.
+            lease._notice_deadline()
+            if not lease.wants_extension:
+                return
             extension = lease._begin_extension(self._ttl)
             within = (lease.deadline - _clock.now()) / 2
             del lease  # Only its holder keeps it alive while this waits.
@@ -105,5 +109,5 @@ class Watchdog:
             return None
         lease._endanger()
         left = lease.deadline - _clock.now()
-        growing = _RETRY_MIN_S * 2.0 ** min(failures - 1, 10)
-        return min(_RETRY_MAX_S, growing, max(_RETRY_LEAST_S, left / 4))
+        pause = _clock.growing(failures, first_s=_RETRY_FIRST_S, most_s=_RETRY_MAX_S)
+        return min(pause, max(_RETRY_LEAST_S, left / 4))

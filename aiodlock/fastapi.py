@@ -5,6 +5,7 @@
 import functools
 import inspect
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
@@ -110,7 +111,7 @@ def Locked(  # noqa: N802 - reads as FastAPI's own Depends does
     Cancellation: the lock, or the place in the queue, is given back at once. FastAPI cancels
     nothing because a client has gone, except a response that is being streamed.
     """
-    if wait_timeout is None:
+    if wait_timeout in (None, math.inf):
         raise ValueError("wait_timeout must be in seconds: a request may not wait for ever")
     if scope not in ("function", "request"):
         raise ValueError(f'scope must be "function" or "request"; got {scope!r}')

@@ -1,6 +1,6 @@
 """What tests of code that locks need: a real server, a client in memory, a pytest fixture.
 
-Importing this costs nothing: no Redis library is loaded until a client or a server is asked for.
+Importing this loads no Redis library until a client or a server is asked for.
 """
 
 from __future__ import annotations

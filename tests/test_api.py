@@ -106,7 +106,7 @@ def test_locked_takes_a_template_and_the_options_of_lock() -> None:
     """The decorator refuses what `lock` does not know, and takes all that it knows."""
     locks = LockClient.from_url("memory://")
     with pytest.raises(TypeError, match="unknown"):
-        locks.locked("n", unknown=1)
+        locks.locked("n", unknown=1)  # type: ignore[call-arg]
     options = inspect.signature(LockClient.lock).parameters.keys() - {"self", "name"}
     assert options == {"ttl", "wait_timeout", "auto_extend", "retry", "on_lost", "max_hold"}
     decorate = locks.locked(

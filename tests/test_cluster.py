@@ -219,7 +219,8 @@ async def test_cluster_client_of_a_server_that_is_none_is_told(server: LockServe
 async def test_child_forked_from_a_cluster_client_is_told_to_make_one(cluster: Cluster) -> None:
     """redis-py cannot copy it without its connections, which are the parent's: said, not tried."""
     said = await fork_of.outcome("cluster", cluster.nodes)
-    assert said[0].startswith("child: RuntimeError: a RedisCluster does not outlive a fork")
+    assert said[0].startswith("child: RuntimeError: ")
+    assert "does not outlive a fork" in said[0]
     assert said[1:] == ["parent: held"]
 
 

@@ -884,15 +884,13 @@ async def test_pool_of_two_connections_is_enough(
 Pools = Callable[[str], ConnectionPool]
 
 
-@pytest.mark.parametrize("kind", [ConnectionPool, BlockingConnectionPool])
 async def test_pool_without_room_for_the_inbox_means_polling_with_one_warning(
     make_client: MakeClient,
     server: LockServer,
     caplog: pytest.LogCaptureFixture,
-    kind: type[ConnectionPool],
 ) -> None:
     """Two waits one after the other, one warning; no waiter fails, and later it subscribes."""
-    pool = kind.from_url(server.url, max_connections=2)
+    pool = ConnectionPool.from_url(server.url, max_connections=2)
     async with Redis.from_pool(pool) as client, make_client() as others:
         taken: Connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         async with LockClient(client) as locks:
@@ -919,21 +917,28 @@ def is_subscribing() -> bool:
     return any(task.get_name() == "aiodlock inbox" for task in asyncio.all_tasks())
 
 
-async def test_blocking_pool_whose_user_waits_is_given_its_turn(server: LockServer) -> None:
-    """What we give back wakes a task that waits for a connection of the pool."""
+async def test_blocking_pool_is_neither_waited_for_nor_forgotten(
+    make_client: MakeClient, server: LockServer
+) -> None:
+    """Exhausted, it costs the inbox only; what we give back wakes a task that waits for it."""
     pool = BlockingConnectionPool.from_url(server.url, max_connections=2, timeout=5)
-    async with Redis.from_pool(pool) as client:
+    async with Redis.from_pool(pool) as client, make_client() as others:
+        taken: Connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         locks = LockClient(client)
-        async with locks.lock("a"):
-            other = asyncio.create_task(locks.lock("a").acquire(wait_timeout=1))
-            await until(lambda: locks_hear(locks))
-            ping: Any = client.ping()
-            waiting = asyncio.create_task(ping)
-            await asyncio.sleep(0.05)
-            assert not waiting.done()
-        await (await other).release()
+        theirs = await others.lock("a").acquire()
+        waiting = asyncio.create_task(locks.lock("a").acquire(wait_timeout=5))
+        await asyncio.sleep(0.1)
+        await theirs.release()
+        with wire.Watch() as watch:
+            assert await (await waiting).release()
+        assert watch.s < 1 + SLACK_S  # as with `retry=Backoff()`
+        ping: Any = client.ping()
+        pinging = asyncio.create_task(ping)
+        await asyncio.sleep(0.05)
+        assert not pinging.done()
         await locks.aclose()
-        assert await waiting
+        assert await pinging
+        await pool.release(taken)
 
 
 async def test_client_of_a_single_connection_lends_us_others(

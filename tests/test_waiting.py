@@ -117,10 +117,12 @@ async def test_wait_on_a_server_in_trouble_ends_in_time_and_not_before(
     """`wait_timeout` bounds all of it: connecting, asking, the last try; and nothing is left.
 
     Of a lock that is held the waiter was told a moment ago who holds it: that is the answer.
+    A single request is bounded by `request_timeout`; trouble is never `None`.
     """
     new, connected, polling = (make_client(proxy.url) for _ in range(3))
-    await warmed(connected)
-    await warmed(polling)
+    single = make_client(proxy.url, request_timeout=0.25)
+    for locks in (connected, polling, single):
+        await warmed(locks)
     await others_hold(redis, "held")
     with wire.Watch() as held_for:
         held = asyncio.create_task(connected.lock("held").acquire(wait_timeout=0.5))
@@ -131,22 +133,24 @@ async def test_wait_on_a_server_in_trouble_ends_in_time_and_not_before(
                 "new client": in_vain(new.lock("new"), 0.2),
                 "connected client": in_vain(connected.lock("connected"), 0.2),
                 "backoff": in_vain(polling.lock("polling", retry=Backoff()), 0.2),
+                "one request": in_vain(single.lock("single"), 0.0, up_to=0.25),
             }
             await wire.at_once(cases)
             with pytest.raises(LockTimeout) as caught:
                 await held
     assert 0.5 <= held_for.s < 0.5 + LAST_TRY_S + SLACK_S
     assert caught.value.holder == "another library"
-    for locks in (new, connected, polling):
+    for locks in (new, connected, polling, single):
         await locks.aclose()  # its clean-up goes on until here
     assert await leftovers(redis, ignoring_tombstones=True) == [key_of("held")]
 
 
-async def in_vain(lock: Lock, wait_timeout: float) -> None:
-    """An acquisition that ends with `ServerUnreachable`, on the dot."""
+async def in_vain(lock: Lock, wait_timeout: float, up_to: float | None = None) -> None:
+    """An acquisition that ends with `ServerUnreachable`, on the dot; or by *up_to* seconds."""
+    latest = wait_timeout + LAST_TRY_S if up_to is None else up_to
     with wire.Watch() as watch, pytest.raises(ServerUnreachable) as caught:
-        await lock.acquire(wait_timeout=wait_timeout)
-    assert wait_timeout <= watch.s < wait_timeout + LAST_TRY_S + SLACK_S
+        await lock.try_acquire(wait_timeout=wait_timeout)
+    assert wait_timeout <= watch.s < latest + SLACK_S
     assert caught.value.name == lock.name
     assert caught.value.__cause__ is not None
 
@@ -181,20 +185,6 @@ async def test_single_request_is_bounded_with_connecting_and_asking_together(
     proxy.heal(deliver=False)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_try_acquire_on_a_server_in_trouble_raises_within_request_timeout(
-    make_client: MakeClient, server: LockServer, proxy: ChaosProxy, redis: Redis, fault: Fault
-) -> None:
-    """Trouble is never `None`."""
-    locks = await warmed(make_client(proxy.url, request_timeout=0.25))
-    async with fault(server, proxy):
-        with wire.Watch() as watch, pytest.raises(ServerUnreachable):
-            await locks.lock("a").try_acquire()
-    assert watch.s < 0.25 + SLACK_S
-    await locks.aclose()
-    assert await leftovers(redis, ignoring_tombstones=True) == []
-
-
 async def test_try_acquire_is_one_request_that_does_not_queue(
     make_client: MakeClient, proxy: ChaosProxy, redis: Redis
 ) -> None:
@@ -224,26 +214,34 @@ async def test_waiter_tries_a_last_time_at_the_end(locks: LockClient, redis: Red
     assert 0.6 <= watch.s < 0.6 + LAST_TRY_S + SLACK_S
 
 
-@pytest.mark.parametrize(("delay_s", "is_got"), [(0.03, True), (0.8, False)])
 async def test_last_try_is_awaited_for_a_tenth_of_a_second(
-    make_client: MakeClient, proxy: ChaosProxy, redis: Redis, delay_s: float, is_got: bool
+    server: LockServer, redis: Redis
 ) -> None:
     """Its answer counts if it comes by then; if not, what it took is given back."""
-    locks = await warmed(make_client(proxy.url))
-    await others_hold(redis)
-    with wire.Watch() as watch:
-        trying = asyncio.create_task(locks.lock("a").try_acquire(wait_timeout=0.5))
-        await subscribed(locks)
-        await asyncio.sleep(0.3 - watch.s)
-        await redis.delete(key_of("a"))
-        proxy.delay_replies(delay_s, wire.sha("acquire"))
-        lease = await trying
-    assert 0.5 <= watch.s < 0.5 + LAST_TRY_S + SLACK_S
-    assert (lease is not None) == is_got
-    if lease is not None:
-        assert await lease.release()
-    proxy.heal()
-    await locks.aclose()
+
+    async def try_last(name: str, delay_s: float, *, is_got: bool) -> None:
+        async with ChaosProxy(server.port) as proxy, LockClient.from_url(proxy.url) as locks:
+            await warmed(locks)
+            await others_hold(redis, name)
+            with wire.Watch() as watch:
+                trying = asyncio.create_task(locks.lock(name).try_acquire(wait_timeout=0.5))
+                await until(lambda: queued(redis, 1, name))
+                await subscribed(locks)
+                await redis.delete(key_of(name))
+                proxy.delay_replies(delay_s, wire.sha("acquire"))
+                lease = await trying
+            assert 0.5 <= watch.s < 0.5 + LAST_TRY_S + SLACK_S
+            assert (lease is not None) == is_got
+            if lease is not None:
+                assert await lease.release()
+            proxy.heal()
+
+    await wire.at_once(
+        {
+            "in time": try_last("in time", 0.03, is_got=True),
+            "too late": try_last("too late", 0.8, is_got=False),
+        }
+    )
     assert await leftovers(redis, ignoring_tombstones=True) == []
 
 
@@ -788,26 +786,31 @@ async def test_waiters_poll_once_after_a_connection_was_lost(
     await cancelled(waiting)
 
 
-@pytest.mark.parametrize("kind", ["inbox", "commands", None])
 async def test_waiter_misses_no_hand_off_while_a_connection_is_lost(
-    make_client: MakeClient, proxy: ChaosProxy, redis: Redis, kind: Any
+    make_client: MakeClient, server: LockServer, redis: Redis
 ) -> None:
     """Released in the very moment: it has the lock long before its next poll, 2 s away."""
-    locks = await warmed(make_client(proxy.url))
     others = make_client()
-    for _ in range(3):
-        theirs = await others.lock("a").acquire()
-        (waiting,) = waits(locks)
-        await until(lambda: queued(redis, 1))
-        await until(lambda: proxy.open_connections == 2)
-        await subscribed(locks)
-        proxy.kill_connections(kind)
-        await theirs.release()
-        with wire.Watch() as watch:
-            lease = await waiting
-        assert watch.s < 0.7 + SLACK_S
-        assert await redis.get(key_of("a")) == f"{lease.owner_token}/{lease.fencing_token}"
-        assert await lease.release()
+
+    async def hand_over(kind: Any) -> None:
+        name = f"lost: {kind}"
+        async with ChaosProxy(server.port) as proxy, LockClient.from_url(proxy.url) as locks:
+            await warmed(locks)
+            for _ in range(4):
+                theirs = await others.lock(name).acquire()
+                (waiting,) = waits(locks, 1, name)
+                await until(lambda: queued(redis, 1, name))
+                await subscribed(locks)
+                proxy.kill_connections(kind)
+                await theirs.release()
+                with wire.Watch() as watch:
+                    lease = await waiting
+                assert watch.s < 0.7 + SLACK_S
+                grant = f"{lease.owner_token}/{lease.fencing_token}"
+                assert await redis.get(key_of(name)) == grant
+                assert await lease.release()
+
+    await wire.at_once({str(kind): hand_over(kind) for kind in ("inbox", "commands", None)})
 
 
 # The holder's end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from .._errors import ServerUnreachable
 from .._names import Keys
 
 
@@ -12,9 +13,9 @@ from .._names import Keys
 class Acquisition:
     """One try to get one name, from its first request to its release.
 
-    `asked` counts the acquires that were sent and not answered, by connection: a late copy may
-    still arrive there, after a release that went over another one. `releases` counts the
-    releases that were sent.
+    `was_sent`: an acquire has left, so that something may stand on the server. `asked` counts the
+    acquires that were not answered, by connection: a late copy may still arrive there, after a
+    release that went over another one. `releases` counts the releases that were sent.
     """
 
     name: str
@@ -80,14 +81,18 @@ class Standing(NamedTuple):
 
 
 class NoAnswer(Exception):
-    """This try brought no usable answer; a later one may. `__cause__` says what was seen.
+    """This try brought no usable answer; a later one may. `__cause__` says what was seen."""
 
-    `answered`: the server did answer, that it cannot now (LOADING, READONLY, OOM, ...).
-    """
+    def unreachable(self, message: str, *, name: str) -> ServerUnreachable:
+        """What the user gets when this was the last try: from what was seen, not from us."""
+        error = ServerUnreachable(f"{message}: {self}", name=name)
+        error.__cause__ = self.origin
+        return error
 
-    def __init__(self, message: str, *, answered: bool = False) -> None:
-        super().__init__(message)
-        self.answered = answered
+    @property
+    def origin(self) -> BaseException:
+        """What was seen first."""
+        return self.__cause__ or self
 
 
 class Waiter(Protocol):
@@ -101,7 +106,10 @@ class Waiter(Protocol):
 
 
 class Store(Protocol):
-    """Where leases live. Every call is one try, bounded by *within* seconds.
+    """Where leases live.
+
+    `acquire` and `extend` are one try, `release` and `inspect` are repeated until answered; each is
+    bounded by *within* seconds.
 
     Raises:
         NoAnswer: Try again while there is time.

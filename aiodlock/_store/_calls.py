@@ -59,18 +59,19 @@ class Caller:
         router: Router,
         background: Background,
         *,
-        inbox: str,
+        channel: str,
         request_timeout: float,
         on_mute: Callable[[str], None],
     ) -> None:
         self._router = router
         self._request_timeout = request_timeout
         self._background = background
-        self._inbox = inbox
+        self._channel = channel
         self._on_mute = on_mute
         self._allowed: set[str] = set()
         self._probes: dict[str, asyncio.Task[object]] = {}
-        self._borrowing = asyncio.Lock()  # One borrowed connection at a time.
+        # One borrowed connection at a time: the pool may have room for no more.
+        self._borrowing = asyncio.Lock()
         self._borrowers = 0
 
     async def reply(self, call: Call, within: float) -> Any:
@@ -112,7 +113,7 @@ class Caller:
         """Once for each node: may we do what locks need? Refused, it is asked again next time."""
         probe = self._probes.get(node)
         if probe is None:
-            about = Call(_PROBE, call.key, call.name, pack(f"{call.key}:probe", self._inbox))
+            about = Call(_PROBE, call.key, call.name, pack(f"{call.key}:probe", self._channel))
             probe = self._background.start(self._rights(about), "asking what we may do")
             self._probes[node] = probe
             probe.add_done_callback(lambda _: self._probes.pop(node, None))

@@ -11,16 +11,13 @@ from redis.asyncio import Connection, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import (
     AskError,
-    AuthenticationError,
-    AuthorizationError,
     MovedError,
-    NoPermissionError,
     RedisClusterException,
 )
 
 from ._api import NoAnswer
 from ._mux import Link, Multiplexer
-from ._wire import FAILURES, Source
+from ._wire import FAILURES, REFUSALS, Source
 
 
 class NodeSource:
@@ -157,7 +154,7 @@ class Cluster:
 
     async def _draw(self, within: float) -> Exception | None:
         """Draw the map, once for all who ask at the same time: what went wrong?"""
-        if self._drawing is None:
+        if self._drawing is None or self._drawing.done():
             self._drawing = asyncio.get_running_loop().create_task(
                 self._draw_once(), name="aiodlock cluster map"
             )
@@ -175,8 +172,6 @@ class Cluster:
                 await self._cluster.nodes_manager.initialize(last_failed_node_name=self._failed)
         except (RedisClusterException, *FAILURES) as error:
             return _root(error)
-        finally:
-            self._drawing = None
         self._is_doubtful = False
         return None
 
@@ -185,9 +180,7 @@ def _root(error: Exception) -> Exception:
     """What redis-py wrapped, where that is the server's refusal; else a failure like any other."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, AuthenticationError | AuthorizationError):
-            return cause
-        if isinstance(cause, NoPermissionError):
+        if isinstance(cause, REFUSALS):
             return cause
         cause = cause.__cause__ or cause.__context__
     failure = NoAnswer(f"no map of the cluster: {error}")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from .. import _clock
 from ._api import NoAnswer
 from ._wire import FAILURES, Held, Source, command, text, trouble
 
@@ -17,7 +18,7 @@ _PAUSE_MAX_S: Final = 5.0
 
 
 class Inbox:
-    """A subscription that is kept while somebody needs it, and is renewed when it was lost.
+    """A subscription that is kept while somebody needs it: made anew when it was lost.
 
     Without it waiting goes on by polling: nothing here is fatal to a waiter.
     """
@@ -45,7 +46,7 @@ class Inbox:
         self._probe: asyncio.Task[None] | None = None
         self._pong: asyncio.Future[None] | None = None
         self._held: Held | None = None
-        self._pause_s = 0.0
+        self._failures = 0
 
     def start(self) -> None:
         """Subscribe, if that is not done or under way."""
@@ -70,13 +71,15 @@ class Inbox:
         """Until nobody needs it any more; pauses grow to `_PAUSE_MAX_S` while it cannot be had."""
         loop = asyncio.get_running_loop()
         while self._is_needed():
-            await asyncio.sleep(self._pause_s)
+            if self._failures:
+                await asyncio.sleep(
+                    _clock.growing(self._failures, first_s=_PAUSE_MIN_S, most_s=_PAUSE_MAX_S)
+                )
             began_at = loop.time()
             was_heard, cause = await self._listen()
             # One that is cut again and again must not be had anew again and again.
-            if loop.time() - began_at > _PAUSE_MAX_S:
-                self._pause_s = 0.0
-            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, self._pause_s * 2))
+            stood = was_heard and loop.time() - began_at > _PAUSE_MAX_S
+            self._failures = 1 if stood else self._failures + 1
             if not was_heard:
                 self._on_deaf(str(cause) or type(cause).__name__)
 
@@ -115,12 +118,12 @@ class Inbox:
         except FAILURES:
             _log.warning("the inbox is deaf, though connected: subscribing again")
             if self._held is not None:
-                await self._held.connection.disconnect(nowait=True)
+                await self._held.cut()
         finally:
             self._pong = None
 
 
 def _checked(reply: Any, channel: str) -> None:
-    """Whether *reply* confirms the subscription."""
+    """Raise NoAnswer unless *reply* confirms the subscription."""
     if isinstance(reply, BaseException):
         raise NoAnswer(str(trouble(reply, channel))) from reply

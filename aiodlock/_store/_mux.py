@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, ResponseError
 
+from .. import _clock
 from ._api import NoAnswer
 from ._wire import FAILURES, Held, Script, Source
 
 # A timer that is later than this says that the loop stood still, not the server.
 _STALL_S: Final = 0.05
 _GRAIN_S: Final = 0.005
-# The pause before a connection is tried again; a last try of 0.1 s has room for it.
+# The longest pause before a connection is tried again: a last try of 0.1 s has room for it.
 _PACE_S: Final = 0.05
 
 
@@ -84,6 +85,7 @@ class Link:
         self._loading: set[Script] = set()
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0
         self._heard_at = self._loop.time()
         self._quiet_from = self._heard_at  # Since when a reply could have come.
         self._has_grace = True
@@ -204,16 +206,17 @@ class Link:
     def _watch(self, at: float) -> None:
         """See to it that `_on_time` runs at *at* or before: one timer for all requests."""
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._due_at <= at:
                 return
             self._timer.cancel()
+        # Kept by us: uvloop's timers do not tell, where they are due at once.
+        self._due_at = at
         self._timer = self._loop.call_at(at, self._on_time)
 
     def _on_time(self) -> None:
-        assert self._timer is not None
-        now = self._loop.time()
-        is_late = now - self._timer.when() > _STALL_S
         self._timer = None
+        now = self._loop.time()
+        is_late = now - self._due_at > _STALL_S
         if is_late and self._has_grace:
             # The loop stood still, not the server: replies may lie unread in the socket, and
             # requests unwritten. Once: a loop that is always late must time out as well.
@@ -290,7 +293,7 @@ class Multiplexer:
             NoAnswer: Not within *within* seconds.
             Exception: What redis-py said when it failed.
         """
-        if self._connecting is None:
+        if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.get_running_loop().create_task(
                 self._connect(), name="aiodlock connecting"
             )
@@ -320,14 +323,12 @@ class Multiplexer:
         """
         try:
             if self._failures:
-                await asyncio.sleep(min(_PACE_S, 0.01 * 2.0 ** min(self._failures, 10)))
+                await asyncio.sleep(_clock.growing(self._failures, first_s=0.01, most_s=_PACE_S))
             async with asyncio.timeout(self._request_timeout):
                 held = await Held.take(self._source)
         except FAILURES as error:
             self._failures += 1
             return error
-        finally:
-            self._connecting = None
         self.link = Link(
             next(self._numbers),
             held,

@@ -56,7 +56,8 @@ class RedisStore:
         self._client_id = client_id
         self._inbox_prefix = _names.inbox_prefix(prefix)
         self._request_timeout = request_timeout
-        self._ours: dict[str, Waiter | None] = {}  # None: it holds, or is being released.
+        # None: it holds, or is being released. Bound: as many as acquire or hold.
+        self._ours: dict[str, Waiter | None] = {}
         self._listening: set[str] = set()
         self._background = Background()
         self._router = router(self._poke_all)
@@ -65,7 +66,7 @@ class RedisStore:
         self._caller = Caller(
             self._router,
             self._background,
-            inbox=channel,
+            channel=channel,
             request_timeout=request_timeout,
             on_mute=self._warn_of_polling,
         )
@@ -93,11 +94,11 @@ class RedisStore:
         reply = await self._caller.reply(call, within)
         if reply[0] == 1:
             _, fencing_token, ttl_left_ms, already = reply
-            value = f"{acquisition.token}/{fencing_token}"
+            value = _names.value_of(acquisition.token, fencing_token)
             deadline = _clock.deadline(call.sent_at, ttl_left_ms)
             return Granted(value, fencing_token, deadline, bool(already))
         if reply[0] == -1:
-            raise AssertionError(f"given up, and then asked for again: {acquisition.token}")
+            raise AssertionError(f"given up, and then asked for again: {acquisition.name!r}")
         _, value, ttl_left_ms, place, waiters, last = reply
         return Refused(text(value), ttl_left_ms, place, waiters, last, call.sent_at, call.link)
 
@@ -191,6 +192,7 @@ class RedisStore:
         if standing is None or value is None or value.client_id != self._client_id:
             return
         if value.owner_token not in self._ours:
+            # Only the key is known here; it stands in for the name, in a log line at most.
             stray = Acquisition(keys.lock, keys, value.owner_token)
             self._background.start(
                 self.release(stray, within=self._request_timeout), "giving back a stray hand-off"

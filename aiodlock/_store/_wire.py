@@ -19,14 +19,17 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .._body import running_loop
 from .._errors import LockError, NameTakenError, NotAllowedError
+from .._running import running_loop
 from ._api import NoAnswer
 
 # What the server says when it forbids a script, or something inside one (6.2 has other words).
 _FORBIDDEN: Final = re.compile(
     r"NOPERM|ACL failure|user executing the script can't|unknown command|no permissions"
 )
+
+
+REFUSALS: Final = (NoPermissionError, AuthenticationError, AuthorizationError)
 
 
 class Source(Protocol):
@@ -76,9 +79,13 @@ class Held:
         # redis-py would log it in anew, behind our back, if its credentials have changed.
         self.connection.set_re_auth_token(None)  # type: ignore[arg-type]
         try:
-            await self.connection.disconnect(nowait=True)
+            await self.cut()
         finally:
             await self._source.give_back(self.connection)
+
+    async def cut(self) -> None:
+        """Disconnect; whoever reads learns of it."""
+        await self.connection.disconnect(nowait=True)
 
     async def send(self, *packed: bytes) -> None:
         await self.connection.send_packed_command(packed, check_health=False)
@@ -141,14 +148,15 @@ def maybe_text(reply: bytes | str | None) -> str | None:
 def trouble(error: BaseException, name: str) -> LockError | NoAnswer:
     """The exception that *error* (an error reply, or a failure to connect) is to us."""
     words = str(error) or type(error).__name__
-    if isinstance(error, NoPermissionError | AuthenticationError | AuthorizationError) or (
+    if isinstance(error, REFUSALS) or (
         isinstance(error, ResponseError) and _FORBIDDEN.search(words)
     ):
         return NotAllowedError(f"the server forbids what a lock needs: {words}", name=name)
     if "WRONGTYPE" in words:
         return NameTakenError(f"a key of {name!r} holds something that is not a lock", name=name)
-    return NoAnswer(words, answered=isinstance(error, ResponseError))
+    return NoAnswer(words)
 
 
-# Whatever redis-py, the operating system or our own timer says when a connection fails.
-FAILURES: Final = (RedisError, OSError, TimeoutError)
+# Whatever redis-py or the operating system says when a connection fails. (TimeoutError, of our own
+# timers, is an OSError.)
+FAILURES: Final = (RedisError, OSError)

@@ -7,7 +7,7 @@
 --       4 the caller's client id: its own waiters hear of a hand-off by this reply, not by message
 --
 -- Returns  {1, value in the lock now or nil}: it was ours
---          {2, the same}: it was free, and is handed on
+--          {2, the same}: it was free; where somebody waited, it is handed on
 --          {0, value in the lock}: it is another's
 
 -- A key of the wrong type must not keep us in the queue: the error is returned at the end.
@@ -56,7 +56,8 @@ if not ours and (value or wrong) then
   return wrong or {0, value}
 end
 
--- The earliest live waiter; drops at most 1000 dead ones before it (as in acquire.lua).
+-- The earliest live waiter; drops at most 1000 dead ones before it, beyond which the lock is left
+-- free, and the next poll goes on.
 for _ = 1, 1000 do
   local head = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
   if not head then
