@@ -225,6 +225,8 @@ class LockClient:
         cancelled = await outlast(closing, within=_CLOSE_S + 3 * self._request_timeout)
         if cancelled is not None:
             raise cancelled
+        if closing.done() and not closing.cancelled():
+            closing.result()  # Its own errors, a user's pool's for example, are the caller's.
 
     async def __aenter__(self) -> Self:
         self._forget_closed_loop()
@@ -337,11 +339,13 @@ class LockClient:
         return Session(store, _names.holder_of(label, client_id))
 
     async def _close(self, session: Session | None, caller: asyncio.Task[Any] | None) -> None:
-        if session is not None:
-            await session.close(caller)
-        if self._make_redis is not None:
-            await self._redis.aclose()
-            self._replace_redis()
+        try:
+            if session is not None:
+                await session.close(caller)
+        finally:
+            if self._make_redis is not None:
+                redis, self._redis = self._redis, self._make_redis()
+                await redis.aclose()
 
     def _forget_parent(self) -> None:
         """In a forked child: nothing inherited is closed or written, for the parent uses it."""

@@ -180,7 +180,9 @@ class Lock:
         grant = Acquisition(self._name, self._keys, token)
         store = self._bound().store
         within = self._terms.request_timeout
-        return (await self._answered(store.release(grant, within=within))).removed
+        released = await self._answered(store.release(grant, within=within))
+        # It stood a moment ago, and an earlier copy of this release was not answered.
+        return released.removed or released.repeated
 
     async def __aenter__(self) -> Lease:
         lease = await (await self._acquire(self._wait_timeout)).__aenter__()

@@ -84,8 +84,11 @@ class Validity:
         return True
 
     def find_gone(self, standing: str | None) -> None:
-        """The release found *standing* in the key: it was lost before, unnoticed."""
-        if self.state == "released":
+        """The release found *standing* in the key: it was lost before, unnoticed.
+
+        After the deadline that proves nothing, for the key may have run out since the body ended.
+        """
+        if self.state == "released" and self.left > 0:
             self.state, self.reason = "lost", self.reason_for(standing)
 
     def find_taken(self, standing: str | None) -> LostReason:

@@ -649,13 +649,13 @@ async def test_native_cancel_in_the_clean_up_of_a_cancelled_scope_is_not_swallow
 
 
 async def _send_only(
-    self: _cleanup.Background, work: Coroutine[Any, Any, object], what: str, *, within: float
+    self: _cleanup.Background, work: Coroutine[Any, Any, object], what: str
 ) -> None:
     self.start(work, what)
 
 
 async def _do_nothing(
-    self: _cleanup.Background, work: Coroutine[Any, Any, object], what: str, *, within: float
+    self: _cleanup.Background, work: Coroutine[Any, Any, object], what: str
 ) -> None:
     work.close()
 

@@ -116,7 +116,7 @@ def test_server_with_a_bad_argument_shows_its_log() -> None:
 def test_server_on_a_taken_port_says_so() -> None:
     """Asked for by number it cannot be replaced by another; the first server is untouched."""
     with lock_server() as first:
-        with pytest.raises(RuntimeError, match="already in use"):
+        with pytest.raises(RuntimeError, match="is taken"):
             lock_server("--port", str(first.port)).__enter__()
         assert first.process.poll() is None
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptError
+from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptError, ResponseError
 
 from .._cleanup import Background
 from .._errors import LockError
@@ -21,7 +21,6 @@ _T = TypeVar("_T")
 _PAUSE_S: Final = 0.05
 # Who stands further back in the queue for the borrowed connection has no chance in its time.
 _BORROWERS_MAX: Final = 100
-_NOT_NEEDED: Final = NoAnswer("an answer came from elsewhere")
 # By its text, which a server that has lost its scripts will want, and which may be forbidden.
 _PROBE: Final = Script("probe", keys=1, args=1, by_text=True)
 
@@ -86,11 +85,8 @@ class Caller:
         if call.takes and (node := self._router.node(call.key)) not in self._allowed:
             await self._probe(node, call, end)
             link = self._router.link(call.key) or await self._linked(call, end - loop.time())
-        reply: Any = _NOT_NEEDED
-        if link.is_suspect and call.may_repeat and self._borrowers < _BORROWERS_MAX:
-            source = await self._source(call, end)
-            reply = await self._elsewhere(call, source, end, unless=lambda: not link.is_suspect)
-        if reply is _NOT_NEEDED:
+        reply = await self._around(call, link, end) if link.is_suspect else None
+        if reply is None:
             call.sent(link.number)
             reply = await link.call(
                 call.script,
@@ -108,6 +104,22 @@ class Caller:
             return await self._router.linked(call.key, within)
         except FAILURES as error:  # A NoAnswer is fit to be raised as it is.
             raise trouble(error, call.name) from error
+
+    async def _around(self, call: Call, link: Link, end: float) -> Any:
+        """The reply from elsewhere, in half of the time; None: let the silent link try.
+
+        It may only be slow, and there may be no room for another connection.
+        """
+        if not call.may_repeat or self._borrowers >= _BORROWERS_MAX:
+            return None
+        half = (asyncio.get_running_loop().time() + end) / 2
+        try:
+            source = await self._source(call, half)
+        except NoAnswer:
+            return None
+        reply = await self._elsewhere(call, source, half, unless=lambda: not link.is_suspect)
+        is_reply = not isinstance(reply, Exception) or isinstance(reply, ResponseError)
+        return reply if is_reply else None
 
     async def _probe(self, node: str, call: Call, end: float) -> None:
         """Once for each node: may we do what locks need? Refused, it is asked again next time."""
@@ -181,12 +193,10 @@ class Caller:
         self._borrowers += 1
         try:
             async with asyncio.timeout_at(end), self._borrowing:
-                if unless():
-                    return _NOT_NEEDED
-                held = await Held.take(source)
+                held = None if unless() else await Held.take(source)
+                if held is None:
+                    return NoAnswer("it is not needed any more")
                 try:
-                    if unless():
-                        return _NOT_NEEDED
                     return await self._ask(call, held, before)
                 finally:
                     await held.give_back()

@@ -53,6 +53,7 @@ class Cluster:
         self._numbers = itertools.count(1)
         self._muxes: dict[str, Multiplexer] = {}  # Bound: one for each node ever seen.
         self._is_doubtful = True  # The map may be wrong; at first there is none.
+        self._is_closed = False
         self._failed: str | None = None  # The node to be asked last.
         self._drawing: asyncio.Task[Exception | None] | None = None
 
@@ -120,6 +121,7 @@ class Cluster:
         return NodeSource(self._cluster.get_random_primary_node())
 
     async def aclose(self) -> None:
+        self._is_closed = True
         if self._drawing is not None:
             self._drawing.cancel()
             await asyncio.wait((self._drawing,))
@@ -133,6 +135,8 @@ class Cluster:
             return None
 
     def _mux(self, node: ClusterNode) -> Multiplexer:
+        if self._is_closed:
+            raise NoAnswer("the client was closed meanwhile")
         mux = self._muxes.get(node.name)
         if mux is None:
             mux = self._muxes[node.name] = Multiplexer(

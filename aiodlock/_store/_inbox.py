@@ -47,9 +47,12 @@ class Inbox:
         self._pong: asyncio.Future[None] | None = None
         self._held: Held | None = None
         self._failures = 0
+        self._is_closed = False
 
     def start(self) -> None:
         """Subscribe, if that is not done or under way."""
+        if self._is_closed:
+            return
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="aiodlock inbox")
 
@@ -62,6 +65,7 @@ class Inbox:
 
     async def aclose(self) -> None:
         """Every task has ended; the connection is back in the pool."""
+        self._is_closed = True
         for task in (self._probe, self._task):
             if task is not None:
                 task.cancel()

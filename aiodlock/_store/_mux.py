@@ -284,6 +284,7 @@ class Multiplexer:
         self._numbers = numbers  # None is used twice.
         self._connecting: asyncio.Task[BaseException | None] | None = None
         self._failures = 0
+        self._is_closed = False
         self._closing: set[asyncio.Task[None]] = set()
 
     async def linked(self, within: float) -> Link:
@@ -293,6 +294,8 @@ class Multiplexer:
             NoAnswer: Not within *within* seconds.
             Exception: What redis-py said when it failed.
         """
+        if self._is_closed:
+            raise NoAnswer("the client was closed meanwhile")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.get_running_loop().create_task(
                 self._connect(), name="aiodlock connecting"
@@ -307,6 +310,7 @@ class Multiplexer:
 
     async def aclose(self) -> None:
         """Every task has ended, and every connection is back in the pool."""
+        self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
