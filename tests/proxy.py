@@ -97,7 +97,9 @@ class ChaosProxy:
         Args:
             n: How many.
             matching: What the request's bytes must contain.
-            close: Reset the connection when the reply comes, rather than stay silent.
+            close: Reset the connection when the reply comes, rather than stay silent. Without it,
+                the next reply on that connection answers an earlier request, which no TCP
+                connection does: only where no other request follows.
         """
         return _added(self.reply_drops, Fault(matching, n, close=close))
 

@@ -286,7 +286,8 @@ async def test_case_017_watchdog_survives_killed_connections_and_lost_replies(
         await asyncio.sleep(ttl)
         assert await redis.client_kill_filter(_type="normal", skipme=True) > 0
         await asyncio.sleep(2 * ttl)
-        dropped = proxy.drop_replies(1, (await script_digest(redis, "extend")).encode())
+        digest = await script_digest(redis, "extend")
+        dropped = proxy.drop_replies(1, digest.encode(), close=True)
         await asyncio.wait_for(dropped.used.wait(), 3)
         await asyncio.sleep(2 * ttl)
         assert await redis.get(KEY) == value

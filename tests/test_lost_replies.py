@@ -21,7 +21,8 @@ from tests.until import until
 SLACK_S = 0.25
 """What a loaded machine may add to a bound of the contract."""
 REQUEST_TIMEOUT_S = 0.6
-LATE_S = 0.3
+LATE_S = 0.33
+"""Half of that, and the time in which a copy may be sent elsewhere."""
 
 Damage = Callable[[ChaosProxy, str], Fault]
 
@@ -136,6 +137,21 @@ async def test_acquire_whose_reply_is_lost_is_granted(
         assert await left_of(redis, case) == []
 
     await for_each(server, scenario)
+
+
+async def test_second_copy_is_not_sent_once_the_first_was_answered(
+    server: LockServer, redis: Redis
+) -> None:
+    """The reply comes while a connection for the copy is made; the lease is over before that is."""
+    async with case(server, request_timeout=0.8) as slow:
+        slow.proxy.delay_replies(0.5, wire.sha("acquire"), 1)  # the copy is thought of at 0.4
+        slow.proxy.delay_replies(0.3, b"HELLO")
+        before = slow.proxy.connections
+        lease = await slow.locks.lock("a", ttl=20).acquire(wait_timeout=0)
+        assert slow.proxy.connections == before + 1
+        assert await lease.release()
+        await until(lambda: slow.proxy.open_connections == 1)  # what was borrowed is given back
+        assert await left_of(redis, slow) == []
 
 
 @pytest.mark.parametrize("wait_timeout", [0.0, 2.0])

@@ -57,8 +57,9 @@ async def flush_scripts(proxy: ChaosProxy, redis: Redis) -> None:
 
 
 async def drop_a_reply(proxy: ChaosProxy, redis: Redis) -> None:
-    """The next extension is done by the server, and never answered."""
-    proxy.drop_replies(1, matching=(await script_digest(redis, "extend")).encode())
+    """The next extension is done by the server, and never answered: the connection breaks."""
+    digest = await script_digest(redis, "extend")
+    proxy.drop_replies(1, matching=digest.encode(), close=True)
 
 
 async def test_bodies_of_five_ttl_keep_their_keys_whatever_happens_twice(

@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 _PAUSE_S: Final = 0.05
 # Who stands further back in the queue for the borrowed connection has no chance in its time.
 _BORROWERS_MAX: Final = 100
+_NOT_NEEDED: Final = NoAnswer("it is not needed any more")
 # By its text, which a server that has lost its scripts will want, and which may be forbidden.
 _PROBE: Final = Script("probe", keys=1, args=1, by_text=True)
 
@@ -42,6 +43,10 @@ class Call:
     def body(self, number: int) -> bytes:
         """What is sent over connection *number*."""
         return self._body
+
+    def is_certain(self, reply: Any) -> bool:
+        """Whether a copy's reply is the answer, while the first copy has none."""
+        return True
 
     def sent(self, number: int) -> None:
         """A copy goes out."""
@@ -167,8 +172,12 @@ class Caller:
         except (NoAnswer, LockError):
             return
         reply = await self._elsewhere(call, source, request.ends_at, unless=request.answer.done)
-        if not isinstance(reply, Exception):
+        if isinstance(reply, Exception):
+            return
+        if call.is_certain(reply):
             request.settle(reply)
+        else:
+            request.fallback = reply
 
     async def _redirected(self, call: Call, error: AskError, end: float) -> Any:
         """One try where *error* says that the key is; the next ones go there by themselves."""
@@ -193,11 +202,12 @@ class Caller:
         self._borrowers += 1
         try:
             async with asyncio.timeout_at(end), self._borrowing:
-                held = None if unless() else await Held.take(source)
-                if held is None:
-                    return NoAnswer("it is not needed any more")
+                if unless():
+                    return _NOT_NEEDED
+                held = await Held.take(source)
                 try:
-                    return await self._ask(call, held, before)
+                    # Again, with no pause before it is sent: the caller may have left meanwhile.
+                    return _NOT_NEEDED if unless() else await self._ask(call, held, before)
                 finally:
                     await held.give_back()
         except FAILURES as error:

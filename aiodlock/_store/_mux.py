@@ -29,6 +29,7 @@ class Request:
         "body",
         "ends_at",
         "evaluates",
+        "fallback",
         "late_at",
         "on_late",
         "on_reply",
@@ -56,6 +57,7 @@ class Request:
         self.on_reply = on_reply
         self.on_late = on_late
         self.evaluates = False
+        self.fallback: object = None  # What to settle for, if no reply of its own comes.
 
     def settle(self, reply: object) -> None:
         """Answer, unless the caller has left."""
@@ -130,7 +132,7 @@ class Link:
         if self._timer is not None:
             self._timer.cancel()
         for request in self._outstanding:
-            request.settle(_lost(cause))
+            request.settle(request.fallback or _lost(cause))
         self._outstanding.clear()
         self.closing = self._loop.create_task(self._close(), name="aiodlock closing")
         self._on_lost(self)
@@ -245,7 +247,7 @@ class Link:
         is_silent = self._heard_at <= request.sent_at
         self.is_suspect = self.is_suspect or is_silent
         if request.ends_at <= now:
-            request.settle(NoAnswer("no reply in time"))
+            request.settle(request.fallback or NoAnswer("no reply in time"))
             return
         request.late_at = request.ends_at
         if is_silent and request.on_late is not None:

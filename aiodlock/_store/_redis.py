@@ -283,6 +283,9 @@ class _Release(Call):
             *acquisition.keys, acquisition.token, tombstone, self._inbox_prefix, self._client_id
         )
 
+    def is_certain(self, reply: Any) -> bool:
+        return bool(reply[0] == 1)  # Else it may have been the first copy that removed it.
+
     def sent(self, number: int) -> None:
         self.acquisition.releases += 1
 
