@@ -286,7 +286,8 @@ async def test_release_whose_reply_is_lost_frees_the_lock_without_an_exception(
             was_removed = await lease.release()
         assert fault.hits == 1
         assert watch.s < REQUEST_TIMEOUT_S + SLACK_S
-        assert was_removed in ({True} if case.damage in (late, unsent) else {True, False})
+        # Of two copies that arrive, either may be the one that is heard.
+        assert was_removed or case.damage is not unsent
         assert lease.state == "released"
         assert await left_of(redis, case) == []
         assert await lease.release() is False
