@@ -587,8 +587,9 @@ def test_rule_that_does_not_apply_has_a_reason_on_record() -> None:
     """No kind leaves out what is no rule, or a rule without a sentence that says why."""
     written = {
         name
-        for name, function in inspect.getmembers(sys.modules[__name__], inspect.iscoroutinefunction)
-        if list(inspect.signature(function).parameters.values())[:1]
+        for name, function in inspect.getmembers(sys.modules[__name__], inspect.isfunction)
+        if inspect.iscoroutinefunction(function)
+        and list(inspect.signature(function).parameters.values())[:1]
         and [p.annotation for p in inspect.signature(function).parameters.values()] == ["World"]
     }
     assert written == set(RULES), "a rule that is not registered does not run"
