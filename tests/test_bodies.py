@@ -26,7 +26,7 @@ from tests import leaks
 from tests.conftest import MakeClient
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
-from tests.until import until
+from tests.until import forever, until
 
 TTL_S = 0.3
 # Of a lease that is to be lost: nothing but its first step must come before its end.
@@ -37,17 +37,6 @@ FOREIGN = "somebody else"
 Cancel: TypeAlias = Callable[[], object]
 Block: TypeAlias = Callable[[Cancel], Coroutine[Any, Any, None]]
 Way: TypeAlias = Callable[[Block], Coroutine[Any, Any, None]]
-
-
-async def forever() -> None:
-    """Wait for a cancel, which must come."""
-    loop = asyncio.get_running_loop()
-    never = loop.create_future()
-    alarm = loop.call_later(10, never.set_exception, AssertionError("no cancel came"))
-    try:
-        await never
-    finally:
-        alarm.cancel()
 
 
 async def forgotten() -> None:

@@ -28,7 +28,7 @@ from tests import leaks
 from tests.conftest import MakeClient
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
-from tests.until import until
+from tests.until import forever, until
 
 KEY = "aiodlock:{x}"
 QUEUE = f"{KEY}:queue"
@@ -69,17 +69,6 @@ async def queue_is(redis: Redis, length: int) -> None:
         return int(await redis.zcard(QUEUE)) == length
 
     await until(reached)
-
-
-async def forever() -> None:
-    """Wait for a cancel, which must come."""
-    loop = asyncio.get_running_loop()
-    never = loop.create_future()
-    alarm = loop.call_later(10, never.set_exception, AssertionError("no cancel came"))
-    try:
-        await never
-    finally:
-        alarm.cancel()
 
 
 class Holder:

@@ -25,3 +25,14 @@ async def until(condition: Callable[[], object | Awaitable[object]], limit_s: fl
                 return
             await asyncio.sleep(POLL_S)
         raise TimeoutError
+
+
+async def forever() -> None:
+    """Wait for a cancel, which must come."""
+    loop = asyncio.get_running_loop()
+    never = loop.create_future()
+    alarm = loop.call_later(10, never.set_exception, AssertionError("no cancel came"))
+    try:
+        await never
+    finally:
+        alarm.cancel()
