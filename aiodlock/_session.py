@@ -15,7 +15,7 @@ from ._names import Keys
 from ._running import running_loop
 from ._store._api import Acquisition, Granted, Store
 from ._waiting import Backoff, Wait, closed_error
-from ._watchdog import Watchdog
+from ._watchdog import Watchdog, Watchdogs
 
 _log = logging.getLogger("aiodlock")
 
@@ -31,6 +31,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.is_closing = False
         self.background = Background()
+        self._watchdogs = Watchdogs()
         self._holder = holder
         self._acquired = 0
         self._waits: set[Wait] = set()  # Bound: as many as tasks that acquire.
@@ -89,7 +90,10 @@ class Session:
     def _lease(self, acquisition: Acquisition, terms: Terms, granted: Granted) -> Lease:
         self.store.hold(acquisition.token)
         lease = Lease(self.store, self.background, acquisition, terms, granted)
-        lease.watch_by(Watchdog(lease, self.store, ttl=terms.ttl, auto_extend=terms.auto_extend))
+        watchdog = Watchdog(
+            lease, self.store, self._watchdogs, ttl=terms.ttl, auto_extend=terms.auto_extend
+        )
+        lease.watch_by(watchdog)
         self._leases.add(lease)
         return lease
 
@@ -125,6 +129,7 @@ class Session:
                     lease.name,
                 )
                 lease._abandon()
+        self._watchdogs.close()
         await self.store.aclose()
 
     async def _end_waits(self) -> None:

@@ -27,26 +27,20 @@ class Validity:
     def __init__(self, deadline: float, *, auto_extend: bool, max_hold: float | None) -> None:
         self.state: State = "held"
         self.reason: LostReason | None = None
+        self.is_open = True
+        """Whether it was neither lost nor released, as far as anybody noticed."""
         self.is_final = False  # No extension is to follow: max_hold, or it is not ours.
-        self._deadline = deadline
         self._ends_at = math.inf if max_hold is None else _clock.now() + max_hold
+        self._answered = deadline
+        self.deadline = min(deadline, self._ends_at)
+        """Instant on our clock until which the lease may be believed in."""
         self._auto_extend = auto_extend
         self._is_asking = False  # An extension went out, and none was answered since.
-
-    @property
-    def deadline(self) -> float:
-        """Instant on our clock until which the lease may be believed in."""
-        return min(self._deadline, self._ends_at)
 
     @property
     def left(self) -> float:
         """Seconds to the deadline; negative after it."""
         return self.deadline - _clock.now()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it was neither lost nor released, as far as anybody noticed."""
-        return self.state in ("held", "at_risk")
 
     def ask(self, ttl: float) -> Asked:
         """Begin an extension, cut so that the key ends at grant + max_hold."""
@@ -60,7 +54,8 @@ class Validity:
         """An extension was answered; a deadline never moves back."""
         self._is_asking = False
         self.is_final = self.is_final or is_last
-        self._deadline = max(self._deadline, deadline)
+        self._answered = max(self._answered, deadline)
+        self.deadline = min(self._answered, self._ends_at)
         if self.state == "at_risk":
             self.state = "held"
 
@@ -73,14 +68,14 @@ class Validity:
         """Whether that is news."""
         if not self.is_open:
             return False
-        self.state, self.reason = "lost", reason
+        self.state, self.reason, self.is_open = "lost", reason, False
         return True
 
     def release(self) -> bool:
         """Whether that is news."""
         if not self.is_open:
             return False
-        self.state = "released"
+        self.state, self.is_open = "released", False
         return True
 
     def find_gone(self, standing: str | None) -> None:
@@ -104,7 +99,7 @@ class Validity:
 
     def reason_at_deadline(self) -> LostReason:
         """Why the deadline is over, by what was under way then."""
-        if self.is_final or self._ends_at <= self._deadline:
+        if self.is_final or self._ends_at <= self._answered:
             return LostReason.MAX_HOLD
         if not self._auto_extend and not self._is_asking:
             return LostReason.EXPIRED

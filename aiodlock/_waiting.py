@@ -82,6 +82,19 @@ _DEFAULT_BACKOFF: Final = Backoff()
 class Wait:
     """One acquisition, from its first poll until it is granted or given up."""
 
+    # What most acquisitions never change stands here, and costs them nothing.
+    _is_closed = False
+    _wake: asyncio.Future[None] | None = None
+    _handed: str | None = None
+    _poked = False
+    _refused: Refused | None = None
+    _trouble: NoAnswer | None = None
+    _silent_since: float | None = None  # The first try after the last answer.
+    _largest_seen = 0
+    _failures = 0
+    _pauses = 0
+    _warned = False
+
     def __init__(
         self,
         store: Store,
@@ -101,20 +114,9 @@ class Wait:
         self._retry = retry
         self._backoff = retry or _DEFAULT_BACKOFF
         self._trusts_messages = trusts_messages
-        self._is_closed = False
         self._queues = wait_timeout != 0
         self._started_at = _clock.now()
         self._ends_at = math.inf if wait_timeout is None else self._started_at + wait_timeout
-        self._wake: asyncio.Future[None] | None = None
-        self._handed: str | None = None
-        self._poked = False
-        self._refused: Refused | None = None
-        self._trouble: NoAnswer | None = None
-        self._silent_since: float | None = None  # The first try after the last answer.
-        self._largest_seen = 0
-        self._failures = 0
-        self._pauses = 0
-        self._warned = False
 
     # What wakes it (the store calls these where messages and replies are read).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import weakref
 from typing import Final
@@ -16,48 +17,97 @@ from ._store._api import NoAnswer, NotOurs, Store
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MAX_S: Final = 1.0
 _RETRY_LEAST_S: Final = 0.005
+# Watchdogs that are due a moment apart begin together.
+_GRAIN_S: Final = 0.005
+
+
+class Watchdogs:
+    """The watchdogs of one client that have nothing to do yet, with one timer for all.
+
+    Most leases are released before their first extension is due; a timer for each would cost a
+    tenth of an acquisition. Bound: one watchdog for each lease.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._resting: dict[Watchdog, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = math.inf
+
+    def add(self, watchdog: Watchdog) -> None:
+        """`begin` it when it is due, or a moment before."""
+        self._resting[watchdog] = None
+        if watchdog.due_at < self._wakes_at:
+            self._wake_at(watchdog.due_at)
+
+    def remove(self, watchdog: Watchdog) -> None:
+        self._resting.pop(watchdog, None)
+
+    def close(self) -> None:
+        """No timer is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wake_at(self, at: float) -> None:
+        self.close()
+        self._wakes_at = at
+        self._timer = self._loop.call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._wakes_at = math.inf
+        soon = self._loop.time() + _GRAIN_S
+        due = [watchdog for watchdog in self._resting if watchdog.due_at <= soon]
+        for watchdog in due:
+            del self._resting[watchdog]
+            watchdog.begin()
+        if self._resting:
+            self._wake_at(min(watchdog.due_at for watchdog in self._resting))
 
 
 class Watchdog:
     """Looks after one lease, which it holds weakly: a forgotten lease must not live for ever.
 
-    A timer starts the task when the first extension is due, for most leases are released before.
-    A second timer tells of the deadline, so that a server which says nothing cannot delay that.
+    The task begins when the first extension is due. A timer of its own tells of the deadline from
+    then on, so that a server which says nothing cannot delay that.
     """
 
-    def __init__(self, lease: Lease, store: Store, *, ttl: float, auto_extend: bool) -> None:
+    def __init__(
+        self, lease: Lease, store: Store, watchdogs: Watchdogs, *, ttl: float, auto_extend: bool
+    ) -> None:
         self._lease = weakref.ref(lease)
         self._store = store
+        self._watchdogs = watchdogs
         self._ttl = ttl
-        self._task_name = f"aiodlock watchdog {lease.name}"
         self._task: asyncio.Task[None] | None = None
-        self._start: asyncio.TimerHandle | None = None
         self._end: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self.due_at = 0.0
         if auto_extend:
-            pause = _clock.extension_delay(lease.remaining, random.random())
-            self._start = self._loop.call_later(pause, self._begin)
+            left = lease.deadline - _clock.now()
+            self.due_at = self._loop.time() + _clock.extension_delay(left, random.random())
+            watchdogs.add(self)
         else:
             self._watch_deadline(lease)
 
     def stop(self) -> asyncio.Task[None] | None:
         """Extend no more; the task that is still to end, if there is one."""
-        for timer in (self._start, self._end):
-            if timer is not None:
-                timer.cancel()
+        self._watchdogs.remove(self)
+        if self._end is not None:
+            self._end.cancel()
         task = self._task
         if task is None or task.done() or task is running_task() or self._loop.is_closed():
             return None
         task.cancel()
         return task
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """The first extension is due."""
         lease = self._lease()
         if lease is None:
             return
         self._watch_deadline(lease)
         if lease.wants_extension:
-            self._task = self._loop.create_task(self._run(), name=self._task_name)
+            self._task = self._loop.create_task(self._run(), name=f"aiodlock watchdog {lease.name}")
 
     def _watch_deadline(self, lease: Lease) -> None:
         """Until it is over; at once where the loop stood still that long."""
@@ -100,7 +150,8 @@ class Watchdog:
         lease._end_extension(extension, answer)
         if not lease.wants_extension:
             return None
-        return _clock.extension_delay(lease.deadline - _clock.now(), random.random())
+        pause = _clock.extension_delay(lease.deadline - _clock.now(), random.random())
+        return _clock.in_step(pause, self._loop.time())
 
     def _endangered(self, failures: int) -> float | None:
         """Seconds until the next try, which leaves time for more; None: there is to be none."""

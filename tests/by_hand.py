@@ -92,7 +92,7 @@ class ByHand:
 
     async def extend(self, value: str, *, ttl_ms: int = 30_000) -> int | str | None:
         """The ms left; or what stands in the key instead of *value*, if anything does."""
-        ours, answer = await self._call("extend", (self.keys.lock,), value, str(ttl_ms))
+        ours, answer = await self._call("extend", (self.keys.lock,), str(ttl_ms), value)
         return int(answer) if ours else answer
 
     async def release(

@@ -110,10 +110,15 @@ def watchdogs() -> list[str]:
 
 def watchdog_timers() -> list[asyncio.TimerHandle]:
     """The timers that belong to watchdogs."""
+    return timers_of(Watchdog)
+
+
+def timers_of(owner: type) -> list[asyncio.TimerHandle]:
+    """The timers that call a method of an *owner*."""
     return [
         timer
         for timer in leaks.timers()
-        if isinstance(getattr(getattr(timer, "_callback", None), "__self__", None), Watchdog)
+        if isinstance(getattr(getattr(timer, "_callback", None), "__self__", None), owner)
     ]
 
 

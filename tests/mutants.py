@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aiodlock._store import _redis
+from aiodlock._store import _extensions, _redis
 from aiodlock._store._wire import Script, pack
 
 
@@ -67,14 +67,17 @@ def method_mutant(owner: type, name: str, old: str, new: str) -> Iterator[None]:
 def script_of(name: str) -> Script:
     """The script that every store in this process calls by that name."""
     (found,) = (
-        value for value in vars(_redis).values() if isinstance(value, Script) and value.name == name
+        value
+        for module in (_redis, _extensions)
+        for value in vars(module).values()
+        if isinstance(value, Script) and value.name == name
     )
     return found
 
 
 def text_of(name: str) -> str:
     """The script's text as it is sent now."""
-    _, _, _, length, rest = script_of(name).eval.split(b"\r\n", 4)
+    _, _, length, rest = script_of(name).eval.split(b"\r\n", 3)
     return rest[: int(length[1:])].decode()
 
 

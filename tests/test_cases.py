@@ -528,8 +528,8 @@ async def test_case_037_no_timer_task_or_key_is_left_of_bodies_that_ended_in_an_
     digest = await script_digest(redis, "extend")
     leases = await asyncio.gather(*(locks.lock(f"n{i}", ttl=2).acquire() for i in range(count)))
     late = proxy.delay_replies(0.2, matching=digest.encode())
-    await until(lambda: late.hits >= count)
-    assert len(watchdogs()) == count
+    await until(lambda: len(watchdogs()) == count)
+    assert late.hits > 0  # They share calls.
     assert await asyncio.gather(*(lease.release() for lease in leases)) == [True] * count
     assert watchdogs() == []
     assert watchdog_timers() == []

@@ -540,7 +540,7 @@ MUTANTS: list[tuple[str, Check, Mutant]] = [
     (
         "2 extension of another",
         check_only_the_owner_removes_a_lock,
-        Mutant("extend", "if value ~= ARGV[1] then", "if not value then"),
+        Mutant("extend", "if value == ARGV[n + 1] then", "if value then"),
     ),
     (
         "2 owner cannot release",

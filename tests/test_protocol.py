@@ -90,7 +90,7 @@ async def test_lock_asked_with_a_smaller_ttl_keeps_its_life(
         ),
         (
             check_nothing_shortens_the_lock,
-            Mutant("extend", "if left >= tonumber(ARGV[2]) then", "if false then"),
+            Mutant("extend", "if left < ttl_ms then", "if true then"),
         ),
     ],
 )

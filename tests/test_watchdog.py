@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from aiodlock import LeaseLostError, LockClient, LostReason, ServerUnreachable, _clock
 from aiodlock._validity import Validity
+from aiodlock._watchdog import Watchdogs
 from aiodlock.testing import LockServer
 from tests.conftest import MakeClient
 from tests.holders import (
@@ -24,6 +25,7 @@ from tests.holders import (
     extensions_seen,
     holding,
     script_digest,
+    timers_of,
     watchdog_timers,
     watchdogs,
 )
@@ -478,14 +480,16 @@ async def test_watchdog_starts_when_the_first_extension_is_due_and_ends_with_the
 
 
 async def test_watchdog_of_a_short_body_is_never_made(locks: LockClient, redis: Redis) -> None:
-    """A timer costs less than a task, and most bodies are short: none, and no extension."""
+    """Most bodies are short: no task, no timer but the one for all leases, and no extension."""
     async with extensions_seen(redis) as seen:
         for _ in range(20):
-            async with locks.lock("n", ttl=5):
-                assert len(watchdog_timers()) == 1
+            async with locks.lock("n", ttl=5), locks.lock("m", ttl=5):
+                assert (watchdogs(), watchdog_timers()) == ([], [])
+                assert len(timers_of(Watchdogs)) == 1
                 await asyncio.sleep(0)
                 assert watchdogs() == []
-            assert watchdog_timers() == []
+        await locks.aclose()
+        assert timers_of(Watchdogs) == []
         assert seen == []
 
 

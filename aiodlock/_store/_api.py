@@ -13,8 +13,8 @@ from .._names import Keys
 class Acquisition:
     """One try to get one name, from its first request to its release.
 
-    `was_sent`: an acquire has left, so that something may stand on the server. `asked` counts the
-    acquires that were not answered, by connection: a late copy may still arrive there, after a
+    `was_sent`: an acquire has left, so that something may stand on the server. `asked` has the
+    connections of the acquires that were not answered: a late copy may still arrive there, after a
     release that went over another one. `releases` counts the releases that were sent.
     """
 
@@ -22,7 +22,7 @@ class Acquisition:
     keys: Keys
     token: str
     was_sent: bool = False
-    asked: dict[int, int] = field(default_factory=dict)
+    asked: list[int] = field(default_factory=list)
     releases: int = 0
 
 

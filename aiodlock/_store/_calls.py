@@ -3,56 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
-from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    ResponseError,
+    TryAgainError,
+)
 
 from .._cleanup import Background
 from .._errors import LockError
 from ._api import NoAnswer
 from ._mux import Link, Request
 from ._router import Router
-from ._wire import FAILURES, Held, Script, Source, command, pack, text, trouble
-
-_T = TypeVar("_T")
+from ._wire import FAILURES, Call, Held, Script, Source, command, text, trouble
 
 _PAUSE_S: Final = 0.05
 # Who stands further back in the queue for the borrowed connection has no chance in its time.
 _BORROWERS_MAX: Final = 100
 _NOT_NEEDED: Final = NoAnswer("it is not needed any more")
 # By its text, which a server that has lost its scripts will want, and which may be forbidden.
-_PROBE: Final = Script("probe", keys=1, args=1, by_text=True)
-
-
-class Call:
-    """One script call. Copies of it may go over several connections, each with its number."""
-
-    may_repeat = True
-    """Whether a copy may go over another connection while the first is not answered."""
-    takes = False
-    """Whether it may get a lock, which somebody must then be allowed to release."""
-
-    def __init__(self, script: Script, key: str, name: str, body: bytes) -> None:
-        self.script = script
-        self.key = key
-        self.name = name
-        self._body = body
-
-    def body(self, number: int) -> bytes:
-        """What is sent over connection *number*."""
-        return self._body
-
-    def is_certain(self, reply: Any) -> bool:
-        """Whether a copy's reply is the answer, while the first copy has none."""
-        return True
-
-    def sent(self, number: int) -> None:
-        """A copy goes out."""
-
-    def heard(self, number: int, reply: Any) -> None:
-        """A copy was answered, although the caller may have left."""
+_PROBE: Final = Script("probe", by_text=True)
 
 
 class Caller:
@@ -72,11 +47,24 @@ class Caller:
         self._background = background
         self._channel = channel
         self._on_mute = on_mute
+        self._loop = asyncio.get_running_loop()
         self._allowed: set[str] = set()
         self._probes: dict[str, asyncio.Task[object]] = {}
         # One borrowed connection at a time: the pool may have room for no more.
         self._borrowing = asyncio.Lock()
         self._borrowers = 0
+
+    async def answer(self, call: Call, within: float) -> Any:
+        """The same as `reply`, from as many tries as *within* seconds allow."""
+        end = self._loop.time() + within
+        while True:
+            try:
+                return await self.reply(call, within)
+            except NoAnswer:
+                within = end - self._loop.time() - _PAUSE_S
+                if within <= 0:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
 
     async def reply(self, call: Call, within: float) -> Any:
         """What the script returned, from one try.
@@ -84,25 +72,23 @@ class Caller:
         Raises:
             NoAnswer, NotAllowedError, NameTakenError: As a store does.
         """
-        loop = asyncio.get_running_loop()
-        end = loop.time() + within
+        end = self._loop.time() + within
         link = self._router.link(call.key) or await self._linked(call, within)
         if call.takes and (node := self._router.node(call.key)) not in self._allowed:
             await self._probe(node, call, end)
-            link = self._router.link(call.key) or await self._linked(call, end - loop.time())
+            link = self._router.link(call.key) or await self._linked(call, end - self._loop.time())
         reply = await self._around(call, link, end) if link.is_suspect else None
         if reply is None:
-            call.sent(link.number)
-            reply = await link.call(
-                call.script,
-                call.body(link.number),
-                within=end - loop.time(),
-                on_reply=functools.partial(call.heard, link.number),
-                on_late=functools.partial(self._repeat, call) if call.may_repeat else None,
-            )
-        if isinstance(reply, AskError):
-            reply = await self._redirected(call, reply, end)
-        return self._usable(reply, call.name)
+            reply = await self._over(link, call, end)
+        return await self._troubled(call, reply, end) if isinstance(reply, Exception) else reply
+
+    def begin(self, call: Call, ends_at: float) -> asyncio.Future[Any] | None:
+        """The reply to come, to a call that is sent now; None where there is no connection."""
+        link = self._router.link(call.key)
+        return None if link is None else self._over(link, call, ends_at)
+
+    def _over(self, link: Link, call: Call, ends_at: float) -> asyncio.Future[Any]:
+        return link.call(call, ends_at, self._repeat if call.may_repeat else None)
 
     async def _linked(self, call: Call, within: float) -> Link:
         try:
@@ -117,7 +103,7 @@ class Caller:
         """
         if not call.may_repeat or self._borrowers >= _BORROWERS_MAX:
             return None
-        half = (asyncio.get_running_loop().time() + end) / 2
+        half = (self._loop.time() + end) / 2
         try:
             source = await self._source(call, half)
         except NoAnswer:
@@ -130,11 +116,11 @@ class Caller:
         """Once for each node: may we do what locks need? Refused, it is asked again next time."""
         probe = self._probes.get(node)
         if probe is None:
-            about = Call(_PROBE, call.key, call.name, pack(f"{call.key}:probe", self._channel))
+            about = Call.of(_PROBE, call.name, [f"{call.key}:probe"], self._channel)
             probe = self._background.start(self._rights(about), "asking what we may do")
             self._probes[node] = probe
             probe.add_done_callback(lambda _: self._probes.pop(node, None))
-        await asyncio.wait((probe,), timeout=end - asyncio.get_running_loop().time())
+        await asyncio.wait((probe,), timeout=end - self._loop.time())
         if not probe.done() or probe.cancelled():
             raise NoAnswer("no reply in time")
         problem = probe.result()
@@ -147,7 +133,7 @@ class Caller:
     async def _rights(self, about: Call) -> Exception | None:
         """Why we may not do what locks need, for all who wait for it."""
         try:
-            (refusal,) = await insist(lambda left: self.reply(about, left), self._request_timeout)
+            (refusal,) = await self.answer(about, self._request_timeout)
         except (NoAnswer, LockError) as error:
             return error
         if refusal:
@@ -161,12 +147,14 @@ class Caller:
         except FAILURES as error:
             raise trouble(error, call.name) from error
 
-    def _repeat(self, call: Call, request: Request) -> None:
+    def _repeat(self, request: Request) -> None:
         if self._borrowers < _BORROWERS_MAX:
-            self._background.start(self._settle(call, request), f"asking again about {call.name!r}")
+            what = f"asking again about {request.call.name!r}"
+            self._background.start(self._settle(request), what)
 
-    async def _settle(self, call: Call, request: Request) -> None:
+    async def _settle(self, request: Request) -> None:
         """Answer *request* from elsewhere, unless its own reply comes first."""
+        call = request.call
         try:
             source = await self._source(call, request.ends_at)
         except (NoAnswer, LockError):
@@ -217,41 +205,33 @@ class Caller:
 
     async def _ask(self, call: Call, held: Held, before: tuple[bytes, ...]) -> Any:
         number = self._router.next_number()
-        body = call.body(number)
+        packed, by_text = call.request(number), call.request(number, by_text=True)
         call.sent(number)
-        reply = await _exchange(held, call.script.evalsha + body, before)
+        reply = await _exchange(held, packed, before)
         if isinstance(reply, NoScriptError):
-            reply = await _exchange(held, call.script.eval + body, before)
+            reply = await _exchange(held, by_text, before)
         call.heard(number, reply)
         return reply
 
-    def _usable(self, reply: Any, name: str) -> Any:
-        """*reply*, if it is what a script returns."""
-        if not isinstance(reply, Exception):
-            return reply
+    async def _troubled(self, call: Call, reply: Exception, end: float) -> Any:
+        """The reply from where *reply* sends us; else *reply* as the trouble that it is."""
+        if isinstance(reply, AskError):
+            answer = await self._redirected(call, reply, end)
+            if not isinstance(answer, Exception):
+                return answer
+            reply = answer
+        if isinstance(reply, TryAgainError) and (smaller := call.with_one_key()) is not None:
+            return await self.reply(smaller, end - self._loop.time())
         if isinstance(reply, NoAnswer):
             raise reply
         if isinstance(reply, ClusterDownError):
             self._router.doubt()
-        raise trouble(reply, name) from reply
-
-
-async def insist(attempt: Callable[[float], Awaitable[_T]], within: float) -> _T:
-    """Try until there is an answer, or *within* seconds are over."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within
-    while True:
-        try:
-            return await attempt(end - loop.time())
-        except NoAnswer:
-            if loop.time() + _PAUSE_S >= end:
-                raise
-        await asyncio.sleep(_PAUSE_S)
+        raise trouble(reply, call.name) from reply
 
 
 async def _exchange(held: Held, request: bytes, before: tuple[bytes, ...]) -> Any:
     """The reply to *request*; those to what goes *before* it do not matter."""
-    await held.send(*before, request)
+    await held.send(b"".join((*before, request)))
     for _ in before:
         await held.read()
     return await held.read()

@@ -44,6 +44,8 @@ class Cluster:
     subscription, in the slot of every name, where one inbox for each client is enough.
     """
 
+    has_one_primary = False
+
     def __init__(
         self, cluster: RedisCluster, on_lost: Callable[[], None], *, request_timeout: float
     ) -> None:

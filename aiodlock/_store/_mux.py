@@ -5,56 +5,51 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Final
 
 from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, ResponseError
 
 from .. import _clock
 from ._api import NoAnswer
-from ._wire import FAILURES, Held, Script, Source
+from ._wire import FAILURES, Call, Held, Script, Source
 
 # A timer that is later than this says that the loop stood still, not the server.
 _STALL_S: Final = 0.05
 _GRAIN_S: Final = 0.005
 # The longest pause before a connection is tried again: a last try of 0.1 s has room for it.
 _PACE_S: Final = 0.05
+# So many requests are written before the loop's turn is over: the server begins while we go on.
+_BATCH: Final = 16
 
 
 class Request:
-    """One script call of one caller, answered through a future or by the clock."""
+    """One copy of a call, answered through a future or by the clock."""
 
     __slots__ = (
         "answer",
-        "body",
+        "call",
         "ends_at",
         "evaluates",
         "fallback",
         "late_at",
         "on_late",
-        "on_reply",
-        "script",
         "sent_at",
     )
 
     def __init__(
         self,
-        script: Script,
-        body: bytes,
+        call: Call,
         answer: asyncio.Future[Any],
-        *,
         sent_at: float,
-        within: float,
-        on_reply: Callable[[Any], None] | None,
+        ends_at: float,
         on_late: Callable[[Request], None] | None,
     ) -> None:
-        self.script = script
-        self.body = body
+        self.call = call
         self.answer = answer
         self.sent_at = sent_at
-        self.ends_at = sent_at + within
-        self.late_at = self.ends_at if on_late is None else sent_at + within / 2
-        self.on_reply = on_reply
+        self.ends_at = ends_at
+        self.late_at = ends_at if on_late is None else (sent_at + ends_at) / 2
         self.on_late = on_late
         self.evaluates = False
         self.fallback: object = None  # What to settle for, if no reply of its own comes.
@@ -66,7 +61,7 @@ class Request:
 
 
 class Link:
-    """One connection: a write per loop tick, one reader, replies in order.
+    """One connection: few writes for many callers, one reader, replies in order.
 
     Bound: as many requests wait here as there are callers, plus what was abandoned within the
     last `request_timeout`: a connection that is silent for longer is given up.
@@ -85,44 +80,32 @@ class Link:
         self._outstanding: deque[Request] = deque()
         self._unwritten: list[bytes] = []
         self._loading: set[Script] = set()
-        self._writable: asyncio.Future[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
         self._heard_at = self._loop.time()
         self._quiet_from = self._heard_at  # Since when a reply could have come.
         self._has_grace = True
         self.closing: asyncio.Task[None] | None = None
-        self._writer = self._loop.create_task(self._write(), name="aiodlock writer")
         self._reader = self._loop.create_task(self._read(), name="aiodlock reader")
 
     def call(
-        self,
-        script: Script,
-        body: bytes,
-        *,
-        within: float,
-        on_reply: Callable[[Any], None] | None = None,
-        on_late: Callable[[Request], None] | None = None,
+        self, call: Call, ends_at: float, on_late: Callable[[Request], None] | None = None
     ) -> asyncio.Future[Any]:
-        """Hand a request over, without a pause; the future brings a reply, or an exception.
+        """Hand *call* over, without a pause; the future brings a reply, or an exception.
 
         *on_late* is called once when half of the time is over and the connection was silent
         since: it may find the answer elsewhere, and `settle` the request.
         """
-        request = Request(
-            script,
-            body,
-            self._loop.create_future(),
-            sent_at=self._loop.time(),
-            within=within,
-            on_reply=on_reply,
-            on_late=on_late,
-        )
+        now = self._loop.time()
+        request = Request(call, self._loop.create_future(), now, ends_at, on_late)
         if self.closing is not None:
             request.settle(NoAnswer("the connection was lost"))
             return request.answer
-        self._queue(request, script.evalsha)
-        self._watch(request.late_at)
+        call.sent(self.number)
+        if self._timer is None or self._due_at > request.late_at:
+            self._watch(request.late_at)
+        self._queue(request, call.request(self.number), now)
         return request.answer
 
     def drop(self, cause: Exception | str) -> None:
@@ -137,29 +120,46 @@ class Link:
         self.closing = self._loop.create_task(self._close(), name="aiodlock closing")
         self._on_lost(self)
 
-    def _queue(self, request: Request, head: bytes) -> None:
-        if not self._outstanding:
-            self._quiet_from = self._loop.time()
+    def _queue(self, request: Request, packed: bytes, now: float) -> None:
+        """Alone, it is written at once; among others with them, in this turn of the loop."""
         self._outstanding.append(request)
-        self._unwritten.append(head + request.body)
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
+        self._unwritten.append(packed)
+        if len(self._outstanding) == 1:
+            self._quiet_from = now
+            self._write()
+        elif len(self._unwritten) == 1:
+            self._loop.call_soon(self._write)
+        elif len(self._unwritten) == _BATCH:
+            self._write()
 
-    async def _write(self) -> None:
+    def _write(self) -> None:
+        """Send what is unwritten: at once, but for a transport that is full."""
+        if not self._unwritten or self._sending is not None or self.closing is not None:
+            return
+        if len(self._outstanding) <= len(self._unwritten):
+            self._quiet_from = self._loop.time()
+        sending = self._held.send(b"".join(self._unwritten))
+        self._unwritten.clear()
         try:
-            while True:
-                if not self._unwritten:
-                    self._writable = self._loop.create_future()
-                    await self._writable
-                batch, self._unwritten = self._unwritten, []
-                if len(self._outstanding) <= len(batch):
-                    self._quiet_from = self._loop.time()
-                await self._held.send(*batch)
+            waits_for = sending.send(None)
+        except StopIteration:
+            pass  # It is done.
         except Exception as error:  # A transport may fail in ways of its own.
+            self.drop(error)
+        else:
+            rest = self._send_rest(_Begun(sending, waits_for))
+            self._sending = self._loop.create_task(rest, name="aiodlock writer")
+
+    async def _send_rest(self, sending: _Begun) -> None:
+        try:
+            await sending
+        except Exception as error:
             self.drop(error)
         except asyncio.CancelledError:
             self.drop("its writer was cancelled")
             raise
+        self._sending = None
+        self._write()
 
     async def _read(self) -> None:
         try:
@@ -172,9 +172,10 @@ class Link:
             raise
 
     async def _close(self) -> None:
-        self._writer.cancel()
-        self._reader.cancel()
-        await asyncio.wait((self._writer, self._reader))
+        tasks = [task for task in (self._sending, self._reader) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         await self._held.give_back()
 
     def _answer(self, reply: Any) -> None:
@@ -186,24 +187,24 @@ class Link:
         self.has_answered = True
         self.is_suspect = False
         if request.evaluates:
-            self._loading.discard(request.script)
+            self._loading.discard(request.call.script)
         if isinstance(reply, NoScriptError):
             # Never for a caller who left: an abandoned acquire must not arrive after its release.
             return None if request.answer.done() else self._send_again(request)
-        if _is_displaced(reply):
+        if isinstance(reply, Exception) and _is_displaced(reply):
             # New credentials, or a new primary, come with a new connection only.
             request.settle(_lost(reply))
             return self.drop(reply)
-        if request.on_reply is not None:
-            request.on_reply(reply)
+        request.call.heard(self.number, reply)
         return request.settle(reply)
 
     def _send_again(self, request: Request) -> None:
         """With the text once per script; the rest go by its digest behind it."""
-        request.evaluates = request.script not in self._loading
+        request.evaluates = request.call.script not in self._loading
         if request.evaluates:
-            self._loading.add(request.script)
-        self._queue(request, request.script.eval if request.evaluates else request.script.evalsha)
+            self._loading.add(request.call.script)
+        packed = request.call.request(self.number, by_text=request.evaluates)
+        self._queue(request, packed, self._heard_at)
 
     def _watch(self, at: float) -> None:
         """See to it that `_on_time` runs at *at* or before: one timer for all requests."""
@@ -223,6 +224,7 @@ class Link:
             # The loop stood still, not the server: replies may lie unread in the socket, and
             # requests unwritten. Once: a loop that is always late must time out as well.
             self._has_grace = False
+            self._quiet_from = now
             self._watch(now + _STALL_S)
         else:
             self._has_grace = self._has_grace or not is_late
@@ -254,7 +256,28 @@ class Link:
             request.on_late(request)
 
 
-def _is_displaced(reply: Any) -> bool:
+class _Begun:
+    """The rest of a coroutine that was begun outside of a task."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: object) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = self._coroutine.throw(error)
+                else:
+                    waits_for = self._coroutine.send(sent)
+        except StopIteration:
+            return
+
+
+def _is_displaced(reply: Exception) -> bool:
     """Whether *reply* says that this connection, or its server, is not the right one any more."""
     if isinstance(reply, AuthenticationError | ReadOnlyError):
         return True

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Final
-
-from redis.exceptions import TryAgainError
 
 from .. import _clock, _names
 from .._cleanup import Background
@@ -15,25 +14,26 @@ from .._names import Keys
 from ._api import (
     Acquisition,
     Granted,
-    NoAnswer,
     NotOurs,
     Refused,
     Released,
     Standing,
     Waiter,
 )
-from ._calls import Call, Caller, insist
+from ._calls import Caller
+from ._extensions import Extensions
 from ._inbox import Inbox
 from ._router import Router
-from ._wire import Script, maybe_text, pack, text
+from ._wire import Call, Script, bulk, maybe_text, pack, text
 
 _log = logging.getLogger("aiodlock")
 
-_ACQUIRE: Final = Script("acquire", keys=4, args=4)
-_EXTEND: Final = Script("extend", keys=1, args=2)
-_RELEASE: Final = Script("release", keys=4, args=4)
-_DISCARD: Final = Script("discard", keys=1, args=1)
-_INSPECT: Final = Script("inspect", keys=2, args=0)
+_ACQUIRE: Final = Script("acquire")
+_RELEASE: Final = Script("release")
+_DISCARD: Final = Script("discard")
+_INSPECT: Final = Script("inspect")
+
+_FLAG: Final = {False: bulk("0"), True: bulk("1")}
 
 _NOT_A_LOCK: Final = "(a key that is not a lock)"
 
@@ -54,7 +54,9 @@ class RedisStore:
         request_timeout: float,
     ) -> None:
         self._client_id = client_id
-        self._inbox_prefix = _names.inbox_prefix(prefix)
+        self._packed_inbox_prefix = bulk(_names.inbox_prefix(prefix))
+        # What the arguments of every release end with.
+        self._packed_us = self._packed_inbox_prefix + bulk(client_id)
         self._request_timeout = request_timeout
         # None: it holds, or is being released. Bound: as many as acquire or hold.
         self._ours: dict[str, Waiter | None] = {}
@@ -70,6 +72,7 @@ class RedisStore:
             request_timeout=request_timeout,
             on_mute=self._warn_of_polling,
         )
+        self._extensions = Extensions(self._caller, may_share=self._router.has_one_primary)
         self._inbox = Inbox(
             self._router.inbox_source,
             channel,
@@ -90,7 +93,9 @@ class RedisStore:
     async def acquire(
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
     ) -> Granted | Refused:
-        call = _Acquire(acquisition, ttl_ms, alive_ms, self._inbox_prefix, self._notice)
+        times = _packed_ms(ttl_ms, alive_ms)
+        body = _packed(acquisition) + times + self._packed_inbox_prefix
+        call = _Acquire(acquisition, body, may_repeat=alive_ms == 0, notice=self._notice)
         reply = await self._caller.reply(call, within)
         if reply[0] == 1:
             _, fencing_token, ttl_left_ms, already = reply
@@ -106,30 +111,25 @@ class RedisStore:
         self, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
     ) -> float | NotOurs:
         sent_at = _clock.now()
-        key = acquisition.keys.lock
-        call = Call(_EXTEND, key, acquisition.name, pack(key, value, str(ttl_ms)))
-        try:
-            reply = await self._caller.reply(call, within)
-        except NameTakenError:
-            return NotOurs(_NOT_A_LOCK)
-        if reply[0] == 1:
-            return _clock.deadline(sent_at, reply[1])
-        standing = maybe_text(reply[1])
+        is_ours, answer = await self._extensions.ask(acquisition, value, ttl_ms, within)
+        if is_ours:
+            return _clock.deadline(sent_at, answer)
+        standing = _NOT_A_LOCK if isinstance(answer, Exception) else maybe_text(answer)
         self._notice(standing)
         return NotOurs(standing)
 
     async def release(self, acquisition: Acquisition, *, within: float) -> Released:
-        call = _Release(acquisition, self._inbox_prefix, self._client_id, self._notice_released)
+        call = _Release(acquisition, self._packed_us, self._notice_released)
         try:
-            reply = await insist(lambda left: self._release_once(call, left), within)
+            reply = await self._caller.answer(call, within)
         except NameTakenError:
             return Released(False, _NOT_A_LOCK, acquisition.releases > 1)
         standing = None if reply[0] == 2 else maybe_text(reply[1])
         return Released(reply[0] == 1, standing, acquisition.releases > 1)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
-        call = Call(_INSPECT, keys.lock, name, pack(keys.lock, keys.queue))
-        reply = await insist(lambda left: self._caller.reply(call, left), within)
+        call = Call.of(_INSPECT, name, [keys.lock, keys.queue])
+        reply = await self._caller.answer(call, within)
         return Standing(maybe_text(reply[0]), reply[1], reply[2])
 
     def enlist(self, token: str, waiter: Waiter) -> None:
@@ -154,16 +154,6 @@ class RedisStore:
         await self._background.drain()
         await self._inbox.aclose()
         await self._router.aclose()
-
-    async def _release_once(self, call: _Release, within: float) -> Any:
-        try:
-            return await self._caller.reply(call, within)
-        except NoAnswer as error:
-            if not isinstance(error.__cause__, TryAgainError):
-                raise
-        # A cluster is moving the slot, and takes scripts with one key only.
-        body = pack(call.key, call.acquisition.token)
-        return await self._caller.reply(Call(_DISCARD, call.key, call.name, body), within)
 
     # What replies and messages say about our own waiters; called where they are read, so that a
     # cancelled caller cannot keep the news from the one whom it concerns.
@@ -223,38 +213,34 @@ class RedisStore:
 class _Acquire(Call):
     """Idempotent, but a late copy is a ghost: it counts where each one went, unanswered."""
 
+    __slots__ = ("_acquisition", "_notice", "link", "may_repeat", "sent_at")
+
     takes = True
 
     def __init__(
         self,
         acquisition: Acquisition,
-        ttl_ms: int,
-        alive_ms: int,
-        inbox_prefix: str,
+        body: bytes,
+        *,
+        may_repeat: bool,
         notice: Callable[[str | None], None],
     ) -> None:
-        keys = acquisition.keys
-        body = pack(*keys, acquisition.token, str(ttl_ms), str(alive_ms), inbox_prefix)
-        super().__init__(_ACQUIRE, keys.lock, acquisition.name, body)
+        super().__init__(_ACQUIRE, acquisition.name, acquisition.keys.lock, 9, body)
         # A waiter keeps to one connection, in order; it polls again by itself.
-        self.may_repeat = alive_ms == 0
+        self.may_repeat = may_repeat
         self.sent_at = 0.0
         self.link = 0
         self._acquisition = acquisition
         self._notice = notice
 
     def sent(self, number: int) -> None:
-        asked = self._acquisition.asked
-        asked[number] = asked.get(number, 0) + 1
+        self._acquisition.asked.append(number)
         self._acquisition.was_sent = True
         if not self.sent_at:  # What a later copy finds, the first one may have done.
             self.sent_at = _clock.now()
 
     def heard(self, number: int, reply: Any) -> None:
-        asked = self._acquisition.asked
-        asked[number] -= 1
-        if not asked[number]:
-            del asked[number]
+        self._acquisition.asked.remove(number)
         self.link = number
         if isinstance(reply, list) and reply[0] == 0:
             self._notice(text(reply[1]))
@@ -263,25 +249,26 @@ class _Acquire(Call):
 class _Release(Call):
     """Leaves a tombstone where a copy of an acquire may still come by another connection."""
 
+    __slots__ = ("_notice", "_packed_us", "acquisition")
+
     def __init__(
         self,
         acquisition: Acquisition,
-        inbox_prefix: str,
-        client_id: str,
+        packed_us: bytes,
         notice: Callable[[list[Any], Keys], None],
     ) -> None:
-        super().__init__(_RELEASE, acquisition.keys.lock, acquisition.name, b"")
+        super().__init__(_RELEASE, acquisition.name, acquisition.keys.lock, 9, b"")
         self.acquisition = acquisition
-        self._inbox_prefix = inbox_prefix
-        self._client_id = client_id
+        self._packed_us = packed_us
         self._notice = notice
 
     def body(self, number: int) -> bytes:
-        acquisition = self.acquisition
-        tombstone = "1" if any(other != number for other in acquisition.asked) else "0"
-        return pack(
-            *acquisition.keys, acquisition.token, tombstone, self._inbox_prefix, self._client_id
-        )
+        asked = self.acquisition.asked
+        leaves_tombstone = bool(asked) and any(other != number for other in asked)
+        return _packed(self.acquisition) + _FLAG[leaves_tombstone] + self._packed_us
+
+    def with_one_key(self) -> Call:
+        return Call.of(_DISCARD, self.name, [self.key], self.acquisition.token)
 
     def is_certain(self, reply: Any) -> bool:
         return bool(reply[0] == 1)  # Else it may have been the first copy that removed it.
@@ -292,3 +279,20 @@ class _Release(Call):
     def heard(self, number: int, reply: Any) -> None:
         if isinstance(reply, list):
             self._notice(reply, self.acquisition.keys)
+
+
+def _packed(acquisition: Acquisition) -> bytes:
+    """The keys and the owner token, with which the calls of an acquisition begin."""
+    return _packed_keys(acquisition.keys) + bulk(acquisition.token)
+
+
+@functools.lru_cache(maxsize=1024)
+def _packed_keys(keys: Keys) -> bytes:
+    """A name is often locked again."""
+    return pack(str(len(keys)), *keys)
+
+
+@functools.lru_cache(maxsize=64)
+def _packed_ms(ttl_ms: int, alive_ms: int) -> bytes:
+    """A process has few ttls."""
+    return pack(str(ttl_ms), str(alive_ms))

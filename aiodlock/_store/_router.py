@@ -17,6 +17,10 @@ from ._wire import Source
 class Router(Protocol):
     """Knows the primary of every key, and the connections to the primaries."""
 
+    @property
+    def has_one_primary(self) -> bool:
+        """Whether all keys are on one server, so that a call may have those of several names."""
+
     def link(self, key: str) -> Link | None:
         """The connection that carries requests about *key*, if it is there now."""
 
@@ -66,6 +70,8 @@ class PoolSource:
 
 class Primary:
     """The only primary: every key is there."""
+
+    has_one_primary = True
 
     def __init__(
         self, pool: ConnectionPool, on_lost: Callable[[], None], *, request_timeout: float

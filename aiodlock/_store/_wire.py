@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, Final, Protocol
 
@@ -87,7 +88,7 @@ class Held:
         """Disconnect; whoever reads learns of it."""
         await self.connection.disconnect(nowait=True)
 
-    async def send(self, *packed: bytes) -> None:
+    async def send(self, packed: bytes) -> None:
         await self.connection.send_packed_command(packed, check_health=False)
 
     async def read(self, *, pushed: bool = False) -> Any:
@@ -106,28 +107,86 @@ class Held:
 
 
 class Script:
-    """A Lua script with a fixed number of keys and arguments.
+    """A Lua script, packed.
 
     Args:
         by_text: Never by its digest: to see whether the text may be sent.
     """
 
-    def __init__(self, name: str, *, keys: int, args: int, by_text: bool = False) -> None:
-        text = resources.files(__package__).joinpath(f"lua/{name}.lua").read_bytes()
-        sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
-        count = f"*{3 + keys + args}\r\n".encode()
+    def __init__(self, name: str, *, by_text: bool = False) -> None:
+        text = resources.files(__package__).joinpath(f"lua/{name}.lua").read_text("utf-8")
+        sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self.name = name
-        self.eval = count + pack("EVAL", text, str(keys))
-        self.evalsha = self.eval if by_text else count + pack("EVALSHA", sha, str(keys))
+        self.eval = pack("EVAL", text)
+        self.evalsha = self.eval if by_text else pack("EVALSHA", sha)
 
 
-def pack(*parts: str | bytes) -> bytes:
+class Call:
+    """One script call. Copies of it may go over several connections, each with its number.
+
+    Args:
+        name: Whom it is about, for errors.
+        key: What it is routed by.
+        parts: How many bulk strings *body* has.
+        body: The number of keys, the keys, the arguments; packed.
+    """
+
+    __slots__ = ("_body", "key", "name", "parts", "script")
+
+    may_repeat = True
+    """Whether a copy may go over another connection while the first is not answered."""
+    takes = False
+    """Whether it may get a lock, which somebody must then be allowed to release."""
+
+    def __init__(self, script: Script, name: str, key: str, parts: int, body: bytes) -> None:
+        self.script = script
+        self.name = name
+        self.key = key
+        self.parts = parts
+        self._body = body
+
+    @classmethod
+    def of(cls, script: Script, name: str, keys: Sequence[str], *args: str) -> Call:
+        """A call that is made too seldom for its packing to matter."""
+        parts = (str(len(keys)), *keys, *args)
+        return cls(script, name, keys[0], len(parts), pack(*parts))
+
+    def body(self, number: int) -> bytes:
+        """What is sent over connection *number*."""
+        return self._body
+
+    def request(self, number: int, *, by_text: bool = False) -> bytes:
+        """The whole of it, packed for connection *number*."""
+        head = self.script.eval if by_text else self.script.evalsha
+        return b"*%d\r\n" % (2 + self.parts) + head + self.body(number)
+
+    def with_one_key(self) -> Call | None:
+        """What to ask instead while a cluster moves the slot, and takes scripts with one key only.
+
+        None: to wait is better.
+        """
+        return None
+
+    def is_certain(self, reply: Any) -> bool:
+        """Whether a copy's reply is the answer, while the first copy has none."""
+        return True
+
+    def sent(self, number: int) -> None:
+        """A copy goes out."""
+
+    def heard(self, number: int, reply: Any) -> None:
+        """A copy was answered, although the caller may have left."""
+
+
+def pack(*parts: str) -> bytes:
     """*parts* as RESP bulk strings, without the count before them."""
-    out = []
-    for part in parts:
-        data = part.encode(errors="surrogateescape") if isinstance(part, str) else part
-        out.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(out)
+    return b"".join([bulk(part) for part in parts])
+
+
+def bulk(part: str) -> bytes:
+    """*part* as a RESP bulk string."""
+    data = part.encode(errors="surrogateescape")
+    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 def command(*parts: str) -> bytes:
