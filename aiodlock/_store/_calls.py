@@ -79,16 +79,8 @@ class Caller:
             link = self._router.link(call.key) or await self._linked(call, end - self._loop.time())
         reply = await self._around(call, link, end) if link.is_suspect else None
         if reply is None:
-            reply = await self._over(link, call, end)
+            reply = await link.call(call, end, self._repeat if call.may_repeat else None)
         return await self._troubled(call, reply, end) if isinstance(reply, Exception) else reply
-
-    def begin(self, call: Call, ends_at: float) -> asyncio.Future[Any] | None:
-        """The reply to come, to a call that is sent now; None where there is no connection."""
-        link = self._router.link(call.key)
-        return None if link is None else self._over(link, call, ends_at)
-
-    def _over(self, link: Link, call: Call, ends_at: float) -> asyncio.Future[Any]:
-        return link.call(call, ends_at, self._repeat if call.may_repeat else None)
 
     async def _linked(self, call: Call, within: float) -> Link:
         try:

@@ -151,6 +151,7 @@ class RedisStore:
         self._inbox.doubt()
 
     async def aclose(self) -> None:
+        await self._extensions.aclose()
         await self._background.drain()
         await self._inbox.aclose()
         await self._router.aclose()

@@ -158,7 +158,8 @@ class Call:
     def request(self, number: int, *, by_text: bool = False) -> bytes:
         """The whole of it, packed for connection *number*."""
         head = self.script.eval if by_text else self.script.evalsha
-        return b"*%d\r\n" % (2 + self.parts) + head + self.body(number)
+        body = self.body(number)
+        return b"*%d\r\n" % (2 + self.parts) + head + body
 
     def with_one_key(self) -> Call | None:
         """What to ask instead while a cluster moves the slot, and takes scripts with one key only.
