@@ -343,6 +343,8 @@ class Lease:
         return Extension(self._acquisition, self._value, self._validity.ask(ttl))
 
     def _end_extension(self, extension: Extension, answer: float | NotOurs) -> None:
+        if self._validity.is_open and not self._notice_deadline():
+            return  # It was asked for in time; but who looked meanwhile was told that it is over.
         if isinstance(answer, NotOurs):
             self._lose(self._validity.find_taken(answer.value))
         else:

@@ -17,12 +17,12 @@ from ._store._api import NoAnswer, NotOurs, Store
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MAX_S: Final = 1.0
 _RETRY_LEAST_S: Final = 0.005
-# Watchdogs that are due a moment apart begin together.
+# Watchdogs that are due in one step of this length begin together.
 _GRAIN_S: Final = 0.005
 
 
 class Watchdogs:
-    """The watchdogs of one client that have nothing to do yet, with one timer for all.
+    """Those of one client that have nothing to do yet, with one timer for all.
 
     Most leases are released before their first extension is due; a timer for each would cost a
     tenth of an acquisition. Bound: one watchdog for each lease.
@@ -30,38 +30,40 @@ class Watchdogs:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._resting: dict[Watchdog, None] = {}
+        self._resting: dict[int, dict[Watchdog, None]] = {}  # By the step in which they are due.
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_at = math.inf
+        self._wakes_in = math.inf
 
     def add(self, watchdog: Watchdog) -> None:
         """`begin` it when it is due, or a moment before."""
-        self._resting[watchdog] = None
-        if watchdog.due_at < self._wakes_at:
-            self._wake_at(watchdog.due_at)
+        step = watchdog.due_in
+        self._resting.setdefault(step, {})[watchdog] = None
+        if step < self._wakes_in:
+            self._wake_in(step)
 
     def remove(self, watchdog: Watchdog) -> None:
-        self._resting.pop(watchdog, None)
+        step = self._resting.get(watchdog.due_in)
+        if step is not None and step.pop(watchdog, watchdog) is None and not step:
+            del self._resting[watchdog.due_in]
 
     def close(self) -> None:
         """No timer is left."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wake_at(self, at: float) -> None:
+    def _wake_in(self, step: int) -> None:
         self.close()
-        self._wakes_at = at
-        self._timer = self._loop.call_at(at, self._wake)
+        self._wakes_in = step
+        self._timer = self._loop.call_at(step * _GRAIN_S, self._wake)
 
     def _wake(self) -> None:
-        self._wakes_at = math.inf
-        soon = self._loop.time() + _GRAIN_S
-        due = [watchdog for watchdog in self._resting if watchdog.due_at <= soon]
-        for watchdog in due:
-            del self._resting[watchdog]
-            watchdog.begin()
+        self._wakes_in = math.inf
+        now = round(self._loop.time() / _GRAIN_S)
+        for step in sorted(step for step in self._resting if step <= now):
+            for watchdog in self._resting.pop(step):
+                watchdog.begin()
         if self._resting:
-            self._wake_at(min(watchdog.due_at for watchdog in self._resting))
+            self._wake_in(min(self._resting))
 
 
 class Watchdog:
@@ -81,10 +83,12 @@ class Watchdog:
         self._task: asyncio.Task[None] | None = None
         self._end: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self.due_at = 0.0
+        self.due_in = 0
+        """The step of the loop's time in which the first extension is due."""
         if auto_extend:
             left = lease.deadline - _clock.now()
-            self.due_at = self._loop.time() + _clock.extension_delay(left, random.random())
+            due_at = self._loop.time() + _clock.extension_delay(left, random.random())
+            self.due_in = int(due_at / _GRAIN_S)
             watchdogs.add(self)
         else:
             self._watch_deadline(lease)

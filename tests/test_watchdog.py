@@ -281,6 +281,23 @@ async def test_lease_without_watchdog_is_expired_at_its_deadline(
     assert watchdog_timers() == []
 
 
+async def test_lease_that_was_shown_as_lost_is_never_held_again(
+    locks: LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to an extension comes after the deadline, which nobody but a user noticed."""
+    lease = await locks.lock("n", ttl=5).acquire()
+    extension = lease._begin_extension(5)
+    later = _clock.now() + 6
+    with monkeypatch.context() as patch:
+        patch.setattr(_clock, "now", lambda: later)
+        assert lease.state == "lost"
+        lease._end_extension(extension, later + 5)
+        assert (lease.state, lease.is_held) == ("lost", False)
+    assert lease.state == "lost"
+    assert await lease.wait_lost() is LostReason.LOOP_STALLED
+    assert await lease.release() is True
+
+
 async def test_lease_held_for_max_hold_is_lost_and_its_key_ends_then(
     make_client: MakeClient, redis: Redis
 ) -> None:
