@@ -64,8 +64,9 @@ class LockClient:
         request_timeout: float = 2.0,
         label: str | None = None,
     ) -> None:
-        # redis-py takes half a second to import; who never locks anything need not wait for it.
-        from ._store import _source
+        # redis-py takes half a second to import; who never locks anything need not wait for it. Nor
+        # is a loop to wait for the scripts that `_redis` reads.
+        from ._store import _redis, _source  # noqa: F401
 
         self._redis: Redis | RedisCluster = _source.checked(redis)
         self._make_redis: Callable[[], Redis] | None = None  # None: the user's, never closed by us.

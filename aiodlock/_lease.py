@@ -46,11 +46,14 @@ class Extension(NamedTuple):
         )
 
 
-class Watch(Protocol):
-    """What keeps a lease alive, or at least notices its deadline."""
+class Keeper(Protocol):
+    """What keeps the leases of a client alive, and notices their deadlines; by owner token."""
 
-    def stop(self) -> asyncio.Task[None] | None:
-        """Extend no more; the task that is still to end, if there is one."""
+    def stop(self, token: str) -> asyncio.Task[None] | None:
+        """Extend it no more; the task that is still to end, if there is one."""
+
+    def forget(self, token: str) -> None:
+        """Nothing of it is left that we could remove."""
 
 
 class Lease:
@@ -63,12 +66,14 @@ class Lease:
         self,
         store: Store,
         background: Background,
+        keeper: Keeper,
         acquisition: Acquisition,
         terms: Terms,
         granted: Granted,
     ) -> None:
         self._store = store
         self._background = background
+        self._keeper = keeper
         self._acquisition = acquisition
         self._terms = terms
         self._value = granted.value
@@ -81,7 +86,6 @@ class Lease:
         self._body_left: asyncio.Event | None = None
         self._over: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
-        self._watch: Watch | None = None
 
     # What a holder asks without I/O.
 
@@ -285,11 +289,11 @@ class Lease:
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "_is_gone", True):
             return
-        watch, token, store = self._watch, self.owner_token, self._store
+        keeper, token, store = self._keeper, self.owner_token, self._store
 
         def let_go() -> None:
-            if watch is not None:
-                watch.stop()
+            keeper.stop(token)
+            keeper.forget(token)
             store.forget(token)
 
         if not self._loop.is_closed():
@@ -305,6 +309,11 @@ class Lease:
             )
 
     # From here on not for users: what `_session` and `_watchdog` do with it.
+
+    @property
+    def terms(self) -> Terms:
+        """The options that it goes by."""
+        return self._terms
 
     @property
     def deadline(self) -> float:
@@ -335,10 +344,6 @@ class Lease:
                 self._body_left = asyncio.Event()
             await self._body_left.wait()
 
-    def watch_by(self, watch: Watch) -> None:
-        """From now on *watch* looks after it."""
-        self._watch = watch
-
     def _begin_extension(self, ttl: float) -> Extension:
         return Extension(self._acquisition, self._value, self._validity.ask(ttl))
 
@@ -365,8 +370,8 @@ class Lease:
             return
         _log.info("lost the lease of %r: %s", self.name, reason.value)
         self._tell_over()
-        if self._watch is not None and reason is not LostReason.CLOSED:
-            self._watch.stop()
+        if reason is not LostReason.CLOSED:
+            self._keeper.stop(self.owner_token)
         if tell_body and self._body is not None and self._terms.on_lost == "cancel":
             self._body.cancel()
 
@@ -384,8 +389,8 @@ class Lease:
         """Nothing can be sent any more: it stands until its ttl is over, or is the parent's."""
         self._is_gone = True
         self._lose(LostReason.CLOSED, tell_body=False)
-        if self._watch is not None:
-            self._watch.stop()
+        self._keeper.stop(self.owner_token)
+        self._keeper.forget(self.owner_token)
 
     def _leave_without_awaiting(self) -> None:
         """The coroutine is destroyed: its loop, if it still runs, finishes the work."""
@@ -410,7 +415,7 @@ class Lease:
 
     async def _release(self) -> Released:
         self._retire()
-        ending = None if self._watch is None else self._watch.stop()
+        ending = self._keeper.stop(self.owner_token)
         try:
             released = await self._give_up()
             if ending is not None:  # It is cancelled: one turn of the loop.
@@ -426,6 +431,7 @@ class Lease:
                 self._acquisition, within=self._terms.request_timeout
             )
             self._is_gone = True
+            self._keeper.forget(self.owner_token)
             return released
         finally:
             self._store.forget(self.owner_token)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from typing import Final
 
 from . import _names
@@ -15,7 +14,7 @@ from ._names import Keys
 from ._running import running_loop
 from ._store._api import Acquisition, Granted, Store
 from ._waiting import Backoff, Wait, closed_error
-from ._watchdog import Watchdog, Watchdogs
+from ._watchdog import Watchdogs
 
 _log = logging.getLogger("aiodlock")
 
@@ -31,12 +30,11 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.is_closing = False
         self.background = Background()
-        self._watchdogs = Watchdogs()
+        self._watchdogs = Watchdogs(store)
         self._holder = holder
         self._acquired = 0
         self._waits: set[Wait] = set()  # Bound: as many as tasks that acquire.
         self._no_waits: asyncio.Event | None = None
-        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
     async def acquire(
         self,
@@ -89,12 +87,8 @@ class Session:
 
     def _lease(self, acquisition: Acquisition, terms: Terms, granted: Granted) -> Lease:
         self.store.hold(acquisition.token)
-        lease = Lease(self.store, self.background, acquisition, terms, granted)
-        watchdog = Watchdog(
-            lease, self.store, self._watchdogs, ttl=terms.ttl, auto_extend=terms.auto_extend
-        )
-        lease.watch_by(watchdog)
-        self._leases.add(lease)
+        lease = Lease(self.store, self.background, self._watchdogs, acquisition, terms, granted)
+        self._watchdogs.watch(lease)
         return lease
 
     async def _give_up(self, acquisition: Acquisition, terms: Terms) -> None:
@@ -112,7 +106,7 @@ class Session:
         """
         self.is_closing = True
         await self._end_waits()
-        leases = [lease for lease in self._leases if not lease.is_gone]
+        leases = self._watchdogs.leases()
         bodies = [lease for lease in leases if lease.body_task not in (None, caller)]
         for lease in leases:
             if lease.body_task is not None:
@@ -149,5 +143,5 @@ class Session:
 
     def disown(self) -> None:
         """In a forked child, or after its loop: everything here is another's, or gone."""
-        for lease in self._leases:
+        for lease in self._watchdogs.leases():
             lease._disown()

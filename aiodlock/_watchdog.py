@@ -22,29 +22,58 @@ _GRAIN_S: Final = 0.005
 
 
 class Watchdogs:
-    """Those of one client that have nothing to do yet, with one timer for all.
+    """The leases of one client, each with a watchdog from the time when it is first to be extended.
 
-    Most leases are released before their first extension is due; a timer for each would cost a
-    tenth of an acquisition. Bound: one watchdog for each lease.
+    One timer wakes them: most leases are released before that, and a timer for each, or a watchdog
+    that has nothing to do, would cost a tenth of an acquisition. Leases are held weakly: a
+    forgotten one must not live for ever. Bound: one entry for each lease that is not gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._loop = asyncio.get_running_loop()
-        self._resting: dict[int, dict[Watchdog, None]] = {}  # By the step in which they are due.
+        self._leases: dict[str, weakref.ref[Lease]] = {}  # By owner token, as all here.
+        self._awake: dict[str, Watchdog] = {}
+        self._due: dict[str, int] = {}  # The step in which the first extension is due.
+        self._due_in: dict[int, dict[str, None]] = {}  # The same, by step.
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_in = math.inf
 
-    def add(self, watchdog: Watchdog) -> None:
-        """`begin` it when it is due, or a moment before."""
-        step = watchdog.due_in
-        self._resting.setdefault(step, {})[watchdog] = None
+    def watch(self, lease: Lease) -> None:
+        """From now on look after *lease*."""
+        token = lease.owner_token
+        self._leases[token] = weakref.ref(lease)
+        if not lease.terms.auto_extend:
+            self._awake[token] = Watchdog(lease, self._store)
+            return
+        left = lease.deadline - _clock.now()
+        due_at = self._loop.time() + _clock.extension_delay(left, random.random())
+        step = self._due[token] = int(due_at / _GRAIN_S)
+        self._due_in.setdefault(step, {})[token] = None
         if step < self._wakes_in:
             self._wake_in(step)
 
-    def remove(self, watchdog: Watchdog) -> None:
-        step = self._resting.get(watchdog.due_in)
-        if step is not None and step.pop(watchdog, watchdog) is None and not step:
-            del self._resting[watchdog.due_in]
+    def leases(self) -> list[Lease]:
+        """Those that are not gone."""
+        leases = [lease() for lease in self._leases.values()]
+        return [lease for lease in leases if lease is not None]
+
+    def stop(self, token: str) -> asyncio.Task[None] | None:
+        """Extend it no more; the task that is still to end, if there is one."""
+        step = self._due.pop(token, None)
+        if step is None:
+            watchdog = self._awake.get(token)
+            return None if watchdog is None else watchdog.stop()
+        tokens = self._due_in[step]
+        del tokens[token]
+        if not tokens:
+            del self._due_in[step]
+        return None
+
+    def forget(self, token: str) -> None:
+        """Nothing of it is left that we could remove."""
+        self._leases.pop(token, None)
+        self._awake.pop(token, None)
 
     def close(self) -> None:
         """No timer is left."""
@@ -57,45 +86,46 @@ class Watchdogs:
         self._timer = self._loop.call_at(step * _GRAIN_S, self._wake)
 
     def _wake(self) -> None:
+        """A moment early for some, never late for any."""
         self._wakes_in = math.inf
         now = round(self._loop.time() / _GRAIN_S)
-        for step in sorted(step for step in self._resting if step <= now):
-            for watchdog in self._resting.pop(step):
-                watchdog.begin()
-        if self._resting:
-            self._wake_in(min(self._resting))
+        for step in sorted(step for step in self._due_in if step <= now):
+            for token in self._due_in.pop(step):
+                del self._due[token]
+                self._begin(token)
+        if self._due_in:
+            self._wake_in(min(self._due_in))
+
+    def _begin(self, token: str) -> None:
+        lease = self._leases[token]()
+        if lease is not None:
+            watchdog = self._awake[token] = Watchdog(lease, self._store)
+            watchdog.begin(lease)
 
 
 class Watchdog:
-    """Looks after one lease, which it holds weakly: a forgotten lease must not live for ever.
+    """Looks after one lease: a timer that tells of its deadline, and a task that extends it.
 
-    The task begins when the first extension is due. A timer of its own tells of the deadline from
-    then on, so that a server which says nothing cannot delay that.
+    The timer is its own, so that a server which says nothing cannot delay the news.
     """
 
-    def __init__(
-        self, lease: Lease, store: Store, watchdogs: Watchdogs, *, ttl: float, auto_extend: bool
-    ) -> None:
+    def __init__(self, lease: Lease, store: Store) -> None:
         self._lease = weakref.ref(lease)
         self._store = store
-        self._watchdogs = watchdogs
-        self._ttl = ttl
         self._task: asyncio.Task[None] | None = None
         self._end: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self.due_in = 0
-        """The step of the loop's time in which the first extension is due."""
-        if auto_extend:
-            left = lease.deadline - _clock.now()
-            due_at = self._loop.time() + _clock.extension_delay(left, random.random())
-            self.due_in = int(due_at / _GRAIN_S)
-            watchdogs.add(self)
-        else:
-            self._watch_deadline(lease)
+        self._watch_deadline(lease)
+
+    def begin(self, lease: Lease) -> None:
+        """The first extension is due."""
+        if lease.wants_extension:
+            self._task = self._loop.create_task(
+                self._run(lease.terms.ttl), name=f"aiodlock watchdog {lease.name}"
+            )
 
     def stop(self) -> asyncio.Task[None] | None:
         """Extend no more; the task that is still to end, if there is one."""
-        self._watchdogs.remove(self)
         if self._end is not None:
             self._end.cancel()
         task = self._task
@@ -103,15 +133,6 @@ class Watchdog:
             return None
         task.cancel()
         return task
-
-    def begin(self) -> None:
-        """The first extension is due."""
-        lease = self._lease()
-        if lease is None:
-            return
-        self._watch_deadline(lease)
-        if lease.wants_extension:
-            self._task = self._loop.create_task(self._run(), name=f"aiodlock watchdog {lease.name}")
 
     def _watch_deadline(self, lease: Lease) -> None:
         """Until it is over; at once where the loop stood still that long."""
@@ -123,7 +144,7 @@ class Watchdog:
         if lease is not None:
             self._watch_deadline(lease)
 
-    async def _run(self) -> None:
+    async def _run(self, ttl: float) -> None:
         """Extend and sleep; ends with the lease, its loss, or the last extension allowed."""
         failures = 0
         while (lease := self._lease()) is not None:
@@ -131,7 +152,7 @@ class Watchdog:
             lease._notice_deadline()
             if not lease.wants_extension:
                 return
-            extension = lease._begin_extension(self._ttl)
+            extension = lease._begin_extension(ttl)
             within = (lease.deadline - _clock.now()) / 2
             del lease  # Only its holder keeps it alive while this waits.
             try:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from .._errors import LockError
 from ._api import Acquisition, NoAnswer
 from ._calls import Caller
-from ._wire import Call, Script, pack
+from ._wire import Call, Script, count_of, pack
 
 EXTEND: Final = Script("extend")
 
@@ -36,7 +36,7 @@ class _Shared(Call):
 
     def __init__(self, extensions: list[_Extension], ttl_ms: int) -> None:
         first = extensions[0].acquisition
-        super().__init__(EXTEND, first.name, first.keys.lock, 0, b"")
+        super().__init__(EXTEND, first.name, first.keys.lock, b"", parts=0)
         self._extensions = extensions
         self._ttl_ms = ttl_ms
         self._asked: dict[int, list[_Extension]] = {}
@@ -47,7 +47,7 @@ class _Shared(Call):
         self._asked[number] = asked
         keys = [extension.acquisition.keys.lock for extension in asked]
         values = [extension.value for extension in asked]
-        self.parts = 2 + 2 * len(asked)
+        self.count = count_of(2 + 2 * len(asked))
         return pack(str(len(keys)), *keys, str(self._ttl_ms), *values)
 
     def heard(self, number: int, reply: Any) -> None:

@@ -8,11 +8,17 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Final
 
-from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from .. import _clock
 from ._api import NoAnswer
-from ._wire import FAILURES, Call, Held, Script, Source
+from ._wire import FAILURES, Call, Held, Script, Source, as_reply
 
 # A timer that is later than this says that the loop stood still, not the server.
 _STALL_S: Final = 0.05
@@ -138,8 +144,9 @@ class Link:
             return
         if len(self._outstanding) <= len(self._unwritten):
             self._quiet_from = self._loop.time()
-        sending = self._held.send(b"".join(self._unwritten))
+        packed = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
         self._unwritten.clear()
+        sending = self._held.send(packed)
         try:
             waits_for = sending.send(None)
         except StopIteration:
@@ -164,7 +171,11 @@ class Link:
     async def _read(self) -> None:
         try:
             while self.closing is None:
-                self._answer(await self._held.read())
+                try:
+                    reply = await self._held.read_or_raise()
+                except RedisError as error:
+                    reply = as_reply(error)
+                self._answer(reply)
         except Exception as error:
             self.drop(error)
         except asyncio.CancelledError:
@@ -188,7 +199,7 @@ class Link:
         self.is_suspect = False
         if request.evaluates:
             self._loading.discard(request.call.script)
-        if isinstance(reply, NoScriptError):
+        if isinstance(reply, NoScriptError) and not request.evaluates:
             # Never for a caller who left: an abandoned acquire must not arrive after its release.
             return None if request.answer.done() else self._send_again(request)
         if isinstance(reply, Exception) and _is_displaced(reply):

@@ -159,11 +159,11 @@ class RedisStore:
     # What replies and messages say about our own waiters; called where they are read, so that a
     # cancelled caller cannot keep the news from the one whom it concerns.
 
-    def _notice_released(self, reply: list[Any], keys: Keys) -> None:
-        if reply[0] == 0:
-            self._notice(maybe_text(reply[1]))
+    def _notice_released(self, answer: int, standing: str, keys: Keys) -> None:
+        if answer == 0:
+            self._notice(standing)
         else:
-            self._hand_over(maybe_text(reply[1]), keys)
+            self._hand_over(standing, keys)
 
     def _receive(self, message: str) -> None:
         value, _, lock_key = message.partition(" ")
@@ -178,9 +178,9 @@ class RedisStore:
             if value.owner_token in self._listening:
                 self._inbox.doubt()  # A message should have told it.
 
-    def _hand_over(self, standing: str | None, keys: Keys) -> None:
-        value = _names.read_value(standing) if standing else None
-        if standing is None or value is None or value.client_id != self._client_id:
+    def _hand_over(self, standing: str, keys: Keys) -> None:
+        value = _names.read_value(standing)
+        if value is None or value.client_id != self._client_id:
             return
         if value.owner_token not in self._ours:
             # Only the key is known here; it stands in for the name, in a log line at most.
@@ -226,7 +226,7 @@ class _Acquire(Call):
         may_repeat: bool,
         notice: Callable[[str | None], None],
     ) -> None:
-        super().__init__(_ACQUIRE, acquisition.name, acquisition.keys.lock, 9, body)
+        super().__init__(_ACQUIRE, acquisition.name, acquisition.keys.lock, body, parts=9)
         # A waiter keeps to one connection, in order; it polls again by itself.
         self.may_repeat = may_repeat
         self.sent_at = 0.0
@@ -256,9 +256,9 @@ class _Release(Call):
         self,
         acquisition: Acquisition,
         packed_us: bytes,
-        notice: Callable[[list[Any], Keys], None],
+        notice: Callable[[int, str, Keys], None],
     ) -> None:
-        super().__init__(_RELEASE, acquisition.name, acquisition.keys.lock, 9, b"")
+        super().__init__(_RELEASE, acquisition.name, acquisition.keys.lock, b"", parts=9)
         self.acquisition = acquisition
         self._packed_us = packed_us
         self._notice = notice
@@ -278,13 +278,15 @@ class _Release(Call):
         self.acquisition.releases += 1
 
     def heard(self, number: int, reply: Any) -> None:
-        if isinstance(reply, list):
-            self._notice(reply, self.acquisition.keys)
+        if isinstance(reply, list) and reply[1] is not None:
+            self._notice(reply[0], text(reply[1]), self.acquisition.keys)
 
 
 def _packed(acquisition: Acquisition) -> bytes:
     """The keys and the owner token, with which the calls of an acquisition begin."""
-    return _packed_keys(acquisition.keys) + bulk(acquisition.token)
+    if not acquisition.packed:
+        acquisition.packed = _packed_keys(acquisition.keys) + bulk(acquisition.token)
+    return acquisition.packed
 
 
 @functools.lru_cache(maxsize=1024)

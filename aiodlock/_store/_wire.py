@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from importlib import resources
 from typing import Any, Final, Protocol
 
@@ -88,22 +89,33 @@ class Held:
         """Disconnect; whoever reads learns of it."""
         await self.connection.disconnect(nowait=True)
 
-    async def send(self, packed: bytes) -> None:
-        await self.connection.send_packed_command(packed, check_health=False)
+    def send(self, packed: bytes) -> Coroutine[Any, Any, None]:
+        return self.connection.send_packed_command((packed,), check_health=False)
 
-    async def read(self, *, pushed: bool = False) -> Any:
-        """The next reply, an error reply as its exception; *pushed* messages too if asked."""
+    async def read(self) -> Any:
+        """The next reply, an error reply as its exception."""
         try:
-            return await self.connection.read_response(
-                disable_decoding=True, disconnect_on_error=False, push_request=pushed
-            )
-        except ResponseError as error:
-            return error
-        except RedisConnectionError as error:
-            # LOADING, NOAUTH and others are replies, although their classes say otherwise.
-            if type(error) is RedisConnectionError:
-                raise
-            return error
+            return await self.read_or_raise()
+        except RedisError as error:
+            return as_reply(error)
+
+    def read_or_raise(self, *, pushed: bool = False) -> Coroutine[Any, Any, Any]:
+        """The next reply, and *pushed* messages if asked; `as_reply` takes what is raised.
+
+        No coroutine of ours around redis-py's: this is for who reads thousands in a second.
+        """
+        return self.connection.read_response(
+            disable_decoding=True, disconnect_on_error=False, push_request=pushed
+        )
+
+
+def as_reply(error: RedisError) -> RedisError:
+    """*error*, if it is a reply of the server's; raises it if it is the end of a connection."""
+    # LOADING, NOAUTH and others are replies, although their classes say otherwise.
+    is_reply = isinstance(error, RedisConnectionError) and type(error) is not RedisConnectionError
+    if is_reply or isinstance(error, ResponseError):
+        return error
+    raise error
 
 
 class Script:
@@ -127,29 +139,29 @@ class Call:
     Args:
         name: Whom it is about, for errors.
         key: What it is routed by.
-        parts: How many bulk strings *body* has.
         body: The number of keys, the keys, the arguments; packed.
+        parts: How many bulk strings *body* has.
     """
 
-    __slots__ = ("_body", "key", "name", "parts", "script")
+    __slots__ = ("_body", "count", "key", "name", "script")
 
     may_repeat = True
     """Whether a copy may go over another connection while the first is not answered."""
     takes = False
     """Whether it may get a lock, which somebody must then be allowed to release."""
 
-    def __init__(self, script: Script, name: str, key: str, parts: int, body: bytes) -> None:
+    def __init__(self, script: Script, name: str, key: str, body: bytes, parts: int) -> None:
         self.script = script
         self.name = name
         self.key = key
-        self.parts = parts
+        self.count = count_of(parts)
         self._body = body
 
     @classmethod
     def of(cls, script: Script, name: str, keys: Sequence[str], *args: str) -> Call:
         """A call that is made too seldom for its packing to matter."""
         parts = (str(len(keys)), *keys, *args)
-        return cls(script, name, keys[0], len(parts), pack(*parts))
+        return cls(script, name, keys[0], pack(*parts), len(parts))
 
     def body(self, number: int) -> bytes:
         """What is sent over connection *number*."""
@@ -157,9 +169,8 @@ class Call:
 
     def request(self, number: int, *, by_text: bool = False) -> bytes:
         """The whole of it, packed for connection *number*."""
-        head = self.script.eval if by_text else self.script.evalsha
         body = self.body(number)
-        return b"*%d\r\n" % (2 + self.parts) + head + body
+        return self.count + (self.script.eval if by_text else self.script.evalsha) + body
 
     def with_one_key(self) -> Call | None:
         """What to ask instead while a cluster moves the slot, and takes scripts with one key only.
@@ -177,6 +188,12 @@ class Call:
 
     def heard(self, number: int, reply: Any) -> None:
         """A copy was answered, although the caller may have left."""
+
+
+@functools.lru_cache(maxsize=256)
+def count_of(parts: int) -> bytes:
+    """What a request begins with that has a command, a script and so many bulk strings behind."""
+    return b"*%d\r\n" % (2 + parts)
 
 
 def pack(*parts: str) -> bytes:
