@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,6 +39,11 @@ async def client(
         LockClient.from_url(user.url(server) + path, prefix=prefix, ttl=TTL_S) as locks,
     ):
         yield locks
+
+
+def naming(word: str) -> str:
+    """A pattern for a refusal that names *word*; Redis 6.2 and 7.0 do not say what a script may."""
+    return rf"{word}|script can't run this command or subcommand"
 
 
 def least(without: str) -> list[str]:
@@ -100,10 +106,10 @@ async def test_user_without_one_of_the_least_permissions_gets_no_lock(
     async with client(server, *least(missing)) as ours:
         started_at = time.monotonic()
         word = "key" if missing.startswith("~") else rf"\b{missing[1:]}\b"
-        with pytest.raises(NotAllowedError, match=word):
+        with pytest.raises(NotAllowedError, match=naming(word)):
             await ours.lock("a").acquire(wait_timeout=20)
         assert time.monotonic() - started_at < SOON_S
-        with pytest.raises(NotAllowedError, match=word):
+        with pytest.raises(NotAllowedError, match=naming(word)):
             await ours.lock("a").try_acquire()
         assert await leftovers(redis) == []
 
@@ -166,7 +172,7 @@ async def test_user_with_a_common_restriction(
         if word is None:
             await use(ours, locks)
             return
-        with pytest.raises(NotAllowedError, match=word):
+        with pytest.raises(NotAllowedError, match=naming(word)):
             await ours.lock("a").acquire(wait_timeout=20)
 
 
@@ -194,8 +200,8 @@ async def test_user_whose_rights_shrink_while_it_holds_is_told(
         async with locks.lock("b"):
             await ask(server, "ACL", "SETUSER", user.name, "-del")
         assert len(wire.warnings_of(caplog)) == 1
-        assert "del" in wire.warnings_of(caplog)[0]
-        with pytest.raises(NotAllowedError, match="del"):
+        assert re.search(naming("del"), wire.warnings_of(caplog)[0])
+        with pytest.raises(NotAllowedError, match=naming("del")):
             await lease.release()
         await until(lambda: is_free(redis), 3 * TTL_S)
 

@@ -235,7 +235,7 @@ async def cluster(*, replicas: bool = False) -> AsyncIterator[Cluster]:
             await ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number < 3:
                 first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1
-                await ask(node, "CLUSTER", "ADDSLOTSRANGE", first, last)
+                await ask(node, "CLUSTER", "ADDSLOTS", *range(first, last + 1))
         for node in nodes[1:]:
             await ask(node, "CLUSTER", "MEET", HOST, nodes[0].port)
         for number, node in enumerate(nodes[3:]):
@@ -346,6 +346,12 @@ class Watched:
 
     async def trouble(self) -> str:
         """What keeps everybody from seeing one master, with one replica that follows it."""
+        try:
+            return await self._trouble()
+        except (RedisError, OSError) as error:
+            return str(error)  # It changes sides at this moment.
+
+    async def _trouble(self) -> str:
         master = await self.master()
         for sentinel in self.sentinels:
             seen = await ask(sentinel, "SENTINEL", "MASTER", SERVICE)
@@ -476,7 +482,7 @@ async def user(server: LockServer, *rules: str) -> AsyncIterator[User]:
     somebody = User(f"u{secrets.token_hex(4)}", secrets.token_hex(8))
     with acl_errors_tell(somebody, rules):
         await ask(
-            *(server, "ACL", "SETUSER", somebody.name, "reset", "on"),
+            *(server, "ACL", "SETUSER", somebody.name, "reset", "on", "resetchannels"),
             *(f">{somebody.password}", *rules),
         )
     try:
