@@ -44,7 +44,7 @@ class Steps:
     """What :func:`cancel_at_every_step` did."""
 
     steps: int
-    """At how many awaits the scenario suspends when nobody disturbs it."""
+    """At how many awaits the scenario suspends; the most that were seen."""
     runs: int
     """How many times it was cancelled, over all modes."""
 
@@ -56,6 +56,7 @@ async def cancel_at_every_step(
     before: Check | None = None,
     modes: tuple[Mode, ...] = tuple(Mode),
     allowed: tuple[type[Exception], ...] = (),
+    instead: Callable[[], object] | None = None,
     label: str | None = None,
 ) -> Steps:
     """Run *scenario* undisturbed, then once per mode and step with the cancel injected there.
@@ -70,9 +71,12 @@ async def cancel_at_every_step(
         before: Awaited before every run, not counted as steps.
         modes: The ways to cancel.
         allowed: Errors that may come out instead of the cancel.
+        instead: Done at each step in place of a cancel: a client that hangs up, say. Nothing but
+            what is allowed may come out then. One way, whatever *modes* says.
         label: Printed beside the count. Default: the scenario's name.
     """
     label = label or getattr(scenario, "__qualname__", repr(scenario))
+    modes = (Mode.NATIVE,) if instead else modes
     steps = 0
     for _ in range(2):  # the first may connect, and start what stays: it counts too many
         probe = _Run(scenario, None, 0)
@@ -84,7 +88,7 @@ async def cancel_at_every_step(
     runs = 0
     for mode in modes:
         for step in range(1, STEPS_LIMIT):
-            run = _Run(scenario, mode, step)
+            run = _Run(scenario, mode, step, instead)
             try:
                 await _checked(run, before, after, tasks, allowed)
             except BaseException as failure:
@@ -92,11 +96,13 @@ async def cancel_at_every_step(
                 raise
             runs += run.injected
             # Timing adds awaits to a run or takes some away.
-            if not run.injected and step > steps:
+            if run.injected:
+                steps = max(steps, step)
+            elif step > steps:
                 break
         else:
             raise AssertionError(f"{label} has more than {STEPS_LIMIT} steps")
-    told.append(f"{label}: {steps} steps, cancelled {runs} times ({len(modes)} modes)")
+    told.append(f"cancel-steps {label}: {steps} steps x {len(modes)} ways, {runs} runs")
     print(told[-1])
     return Steps(steps, runs)
 
@@ -117,15 +123,24 @@ async def _checked(
             left = await leaks.settled(tasks_before)
             assert not left, f"tasks left: {dict(left)}"
     assert not errors, f"errors in the loop: {errors}"
-    if run.injected and not run.was_cancelled and not isinstance(run.error, allowed):
+    if run.instead:
+        assert run.error is None or isinstance(run.error, allowed), f"it ended with {run.error!r}"
+    elif run.injected and not run.was_cancelled and not isinstance(run.error, allowed):
         assert run.is_too_late, f"the cancel did not come out, but {run.error!r}"
 
 
 class _Run:
     """One run of the scenario, cancelled at one step."""
 
-    def __init__(self, scenario: Scenario, mode: Mode | None, at_step: int) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        mode: Mode | None,
+        at_step: int,
+        instead: Callable[[], object] | None = None,
+    ) -> None:
         self._scenario = scenario
+        self.instead = instead
         self._mode = mode
         self._at_step = at_step
         self._loop = asyncio.get_running_loop()
@@ -144,7 +159,7 @@ class _Run:
         around = {Mode.SCOPE: self._in_scope, Mode.DEADLINE: self._in_deadline}
         body = around.get(self._mode, self._plain) if self._mode else self._plain
         self._task = asyncio.create_task(body(), name=f"scenario {self._mode} {self._at_step}")
-        self._cancel: Callable[[], object] = self._task.cancel
+        self._cancel: Callable[[], object] = self.instead or self._task.cancel
         try:
             done, _ = await asyncio.wait({self._task}, timeout=RUN_LIMIT_S)
         finally:

@@ -8,13 +8,16 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import anyio
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from redis.asyncio import Redis
 
 from aiodlock import Backoff, Lease, LeaseLostError, Lock, LockClient, LockTimeout, _cleanup
+from aiodlock.fastapi import Locked, install
 from aiodlock.testing import LockServer
 from tests import leaks
 from tests.conftest import MakeClient
@@ -37,11 +40,15 @@ SETTLE_S = 1.0
 Act: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 
+# What a connection keeps for all its requests, and a client for all its watchdogs: one timer each.
+KEPT_FOR_ALL = ("Link._on_time", "Watchdogs._wake")
+
+
 def strays() -> list[str]:
-    """The timers that somebody has set, but for the one that a connection keeps for all."""
+    """The timers that somebody has set, but for those that are kept for all."""
     callbacks = (getattr(timer, "_callback", None) for timer in leaks.timers())
     names = (getattr(callback, "__qualname__", repr(callback)) for callback in callbacks)
-    return sorted(name for name in names if not name.endswith("Link._on_time"))
+    return sorted(name for name in names if not name.endswith(KEPT_FOR_ALL))
 
 
 async def settled_strays(before: list[str]) -> list[str]:
@@ -76,6 +83,7 @@ class Stage:
         after: Act | None = None,
         modes: tuple[Mode, ...] = tuple(Mode),
         allowed: tuple[type[Exception], ...] = (),
+        instead: Callable[[], object] | None = None,
         label: str,
     ) -> Steps:
         """Cancel *act* at each of its steps; *before* and *after* are the scenario's own."""
@@ -93,7 +101,12 @@ class Stage:
             assert await settled_strays(timers) == timers
 
         return await cancel_at_every_step(
-            act, look, before=prepare, modes=modes, allowed=allowed, label=label
+            *(act, look),
+            before=prepare,
+            modes=modes,
+            allowed=allowed,
+            instead=instead,
+            label=label,
         )
 
     async def assert_free(self) -> None:
@@ -158,10 +171,12 @@ async def warm(locks: LockClient) -> None:
     lock = locks.lock("warm")
     async with lock.acquire() as lease:
         await lease.extend()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.01):  # whose cancel is waited for: nothing is left
-                await lock.acquire()
-    await until(lambda: locks._session is not None and locks._session.store.hears)
+        waiting = asyncio.create_task(lock.acquire())
+        try:
+            await until(lambda: locks._session is not None and locks._session.store.hears)
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
 
 
 def acquire_and_release(lock: Lock) -> Act:
@@ -322,7 +337,7 @@ async def test_hold_and_extend_cancelled_anywhere_leaves_nothing(
             await lease.extend(1)
             await asyncio.sleep(0.15)
 
-    done = await stage.play(act, modes=(Mode.NATIVE, Mode.SCOPE), label="hold, extend")
+    done = await stage.play(act, label="hold, extend")
     assert done.steps >= 5
 
 
@@ -379,6 +394,8 @@ async def test_decorated_function_cancelled_anywhere_leaves_nothing(
 
     done = await stage.play(act, label="@locked")
     assert done.steps == 3
+    done = await stage.play(act, before=stage.hand_over, label="@locked, handed over")
+    assert done.steps >= 4
 
 
 async def test_nested_locks_cancelled_anywhere_leave_nothing(
@@ -394,6 +411,255 @@ async def test_nested_locks_cancelled_anywhere_leave_nothing(
 
     done = await stage.play(act, label="two locks, nested")
     assert done.steps == 5
+
+
+async def test_task_group_under_a_lock_cancelled_anywhere_leaves_nothing(
+    stage: Stage, locks: LockClient
+) -> None:
+    """The children end first, then the lock is released."""
+    await warm(locks)
+    lock = locks.lock("x")
+    inside: list[Lease] = []
+
+    async def child(lease: Lease) -> None:
+        inside.append(lease)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            lease.check()
+        finally:
+            inside.remove(lease)
+
+    async def act() -> None:
+        async with lock as lease, asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(child(lease))
+            await lease.extend()
+
+    async def after() -> None:
+        assert inside == []
+
+    done = await stage.play(act, after=after, label="lock around a TaskGroup")
+    assert done.steps >= 3
+
+
+async def test_locks_in_a_task_group_cancelled_anywhere_leave_nothing(
+    stage: Stage, locks: LockClient
+) -> None:
+    """Three children want one lock, and whoever is inside or waits is cancelled by its group."""
+    await warm(locks)
+    lock = locks.lock("x")
+
+    async def child() -> None:
+        async with lock:
+            await asyncio.sleep(0)
+
+    async def act() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(child())
+            for _ in range(10):  # Steps at which the children are in the midst of something.
+                await lock.inspect()
+
+    done = await stage.play(act, label="locks in a TaskGroup")
+    assert done.steps >= 10
+
+
+async def test_extend_cancelled_anywhere_leaves_the_lease_as_it_is(
+    stage: Stage, slow: LockClient
+) -> None:
+    """By hand, with slow replies: the lease is held as before, and is released like any other."""
+    leases: list[Lease] = []
+
+    async def before() -> None:
+        leases.append(await slow.lock("x", ttl=30).acquire())
+
+    async def act() -> None:
+        await leases[-1].extend(60)
+
+    async def after() -> None:
+        assert leases[-1].state == "held"
+        assert leases[-1].remaining > 20
+        assert await leases[-1].release() is True
+
+    done = await stage.play(act, before=before, after=after, label="extend")
+    assert done.steps >= 1
+
+
+async def test_release_that_hands_over_cancelled_anywhere_has_handed_over(
+    stage: Stage, slow: LockClient
+) -> None:
+    """The waiter of another client holds when the cancel has come out."""
+    holders: list[Lease] = []
+    waiting: list[asyncio.Task[Lease]] = []
+
+    async def before() -> None:
+        holders.append(await slow.lock("x", ttl=30).acquire())
+        waiting.append(asyncio.create_task(stage.rival.acquire(wait_timeout=20)))
+        await until(lambda: waiters(stage.redis))
+
+    async def act() -> None:
+        await holders[-1].release()
+
+    async def after() -> None:
+        assert await (await waiting[-1]).release() is True
+        assert holders[-1].state == "released"
+
+    done = await stage.play(act, before=before, after=after, label="release that hands over")
+    assert done.steps >= 1
+
+
+async def test_words_of_an_operator_cancelled_anywhere_leave_nothing(
+    stage: Stage, slow: LockClient
+) -> None:
+    """To look changes nothing; to break has broken it or not, and the holder is told if so."""
+    holders: list[Lease] = []
+
+    async def before() -> None:
+        holders.append(await stage.rival.acquire())
+
+    async def act() -> None:
+        assert (await slow.lock("x").inspect()).held
+        await slow.lock("x").break_lock(fencing_token=holders[-1].fencing_token)
+
+    async def after() -> None:
+        await holders[-1].release()
+
+    done = await stage.play(act, before=before, after=after, label="inspect, break_lock")
+    assert done.steps == 3
+
+
+async def test_wait_for_the_loss_cancelled_anywhere_changes_nothing(
+    stage: Stage, locks: LockClient
+) -> None:
+    """Who waits for it goes; the lease stays."""
+    leases: list[Lease] = []
+
+    async def before() -> None:
+        leases.append(await locks.lock("x", ttl=0.05, auto_extend=False).acquire())
+
+    async def act() -> None:
+        await leases[-1].wait_lost()
+
+    async def after() -> None:
+        await leases[-1].release()
+
+    done = await stage.play(act, before=before, after=after, label="wait_lost")
+    assert done.steps == 1
+
+
+# Requests of FastAPI.
+
+
+class Asking:
+    """One request at a time to an app, called as its server calls it: no task between.
+
+    Attributes:
+        statuses: What was answered to each so far.
+        gone: Set: the client has hung up.
+    """
+
+    def __init__(self, app: FastAPI, path: str) -> None:
+        self.app = app
+        self.statuses: list[int] = []
+        self.gone = asyncio.Event()
+        self._path = path
+        self._is_read = False
+
+    async def before(self) -> None:
+        """A new client."""
+        self.gone.clear()
+        self._is_read = False
+
+    async def __call__(self) -> None:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": self._path,
+            "raw_path": self._path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [],
+            "client": ("test", 1),
+            "server": ("test", 80),
+        }
+        await self.app(scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.statuses.append(message["status"])
+        await asyncio.sleep(0)
+
+
+def app_on(locks: LockClient) -> FastAPI:
+    """A route for each way in which a request holds a lock."""
+    app = FastAPI()
+    install(app, locks)
+
+    @app.get("/function")
+    async def function(lease: Annotated[Lease, Locked("x")]) -> str:
+        await asyncio.sleep(0)
+        lease.check()
+        return "done"
+
+    @app.get("/request")
+    async def request(lease: Annotated[Lease, Locked("x", scope="request")]) -> str:
+        await asyncio.sleep(0)
+        lease.check()
+        return "done"
+
+    @app.get("/thread")
+    def thread(lease: Annotated[Lease, Locked("x")]) -> str:
+        time.sleep(0.005)
+        lease.check()
+        return "done"
+
+    @app.get("/stream")
+    async def stream(lease: Annotated[Lease, Locked("x", scope="request")]) -> StreamingResponse:
+        async def body() -> AsyncIterator[str]:
+            for number in range(3):
+                lease.check()
+                yield str(number)
+                await asyncio.sleep(0)
+
+        return StreamingResponse(body())
+
+    return app
+
+
+@pytest.mark.parametrize("how", ["cancelled", "hung up"])
+@pytest.mark.parametrize("route", ["function", "request", "thread", "stream"])
+async def test_request_that_ends_anywhere_leaves_nothing(
+    stage: Stage, locks: LockClient, route: str, how: str
+) -> None:
+    """Its task is cancelled at each await, or its client hangs up there: the lock is free."""
+    await warm(locks)
+    asking = Asking(app_on(locks), f"/{route}")
+
+    async def before_held() -> None:
+        await asking.before()
+        await stage.hand_over()
+
+    for what, before in {"free": asking.before, "handed over": before_held}.items():
+        done = await stage.play(
+            asking,
+            before=before,
+            instead=asking.gone.set if how == "hung up" else None,
+            label=f"FastAPI request, {route}, {how}, {what}",
+        )
+        assert done.steps >= 3
+        assert done.runs >= done.steps
+    assert set(asking.statuses) == {200}
 
 
 # The client itself.

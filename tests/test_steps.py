@@ -101,7 +101,8 @@ async def test_careful_scenario_passes_in_every_mode(
     done = await attempt(careful(redis), redis)
     assert done.steps >= 3
     assert done.runs >= done.steps * len(Mode)
-    assert f"steps: {done.steps} steps, cancelled {done.runs} times" in capsys.readouterr().out
+    expected = f"cancel-steps steps: {done.steps} steps x {len(Mode)} ways, {done.runs} runs"
+    assert expected in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -137,6 +138,35 @@ async def test_masked_cancel_fails_unless_allowed() -> None:
     with pytest.raises(AssertionError, match="masked"):
         await cancel_at_every_step(scenario, nothing)
     assert (await cancel_at_every_step(scenario, nothing, allowed=(KeyError,))).steps == 1
+
+
+async def test_what_is_done_instead_of_a_cancel_is_done_at_each_step() -> None:
+    """Somebody else acts at each of the awaits; what comes out must be allowed."""
+    gone: list[int] = []
+    seen: list[int] = []
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if gone:
+                seen.append(len(gone))
+                raise ConnectionError("the client has gone")
+
+    async def before() -> None:
+        gone.clear()
+
+    def leave() -> None:
+        gone.append(1)
+
+    with pytest.raises(AssertionError, match="the client has gone"):
+        await cancel_at_every_step(scenario, nothing, before=before, instead=leave)
+    seen.clear()
+    done = await cancel_at_every_step(
+        scenario, nothing, before=before, instead=leave, allowed=(ConnectionError,)
+    )
+    assert done.steps == done.runs == 6
+    assert len(seen) >= 5  # At the last step there is no await left that could see it.
 
 
 async def test_task_left_behind_fails() -> None:
