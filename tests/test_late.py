@@ -188,6 +188,8 @@ async def test_hand_off_to_nobody_is_given_back(world: World) -> None:
         await deliver(world.name, token, f"{gone}/5")
         async with asyncio.timeout(5.0):  # not the 30 s for which it was granted
             await waiting
+        # Nobody knows any more what was asked for it, and where: it must never come back.
+        assert f"!{gone}" in await world.name.redis.zrange(world.name.keys.alive, 0, -1)
 
 
 # An acquire that arrives after its release must not leave a ghost.

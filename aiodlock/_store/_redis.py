@@ -185,6 +185,9 @@ class RedisStore:
         if value.owner_token not in self._ours:
             # Only the key is known here; it stands in for the name, in a log line at most.
             stray = Acquisition(keys.lock, keys, value.owner_token)
+            # It may have been given up unanswered: copies of its acquires may be anywhere. (No
+            # connection has this number.)
+            stray.asked.append(0)
             self._background.start(
                 self.release(stray, within=self._request_timeout), "giving back a stray hand-off"
             )
