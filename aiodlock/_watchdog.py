@@ -17,15 +17,13 @@ from ._store._api import NoAnswer, NotOurs, Store
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MAX_S: Final = 1.0
 _RETRY_LEAST_S: Final = 0.005
-# Watchdogs that are due in one step of this length begin together.
-_GRAIN_S: Final = 0.005
 
 
 class Watchdogs:
     """The leases of one client, each with a watchdog from the time when it is first to be extended.
 
-    One timer wakes them: most leases are released before that, and a timer for each, or a watchdog
-    that has nothing to do, would cost a tenth of an acquisition. Leases are held weakly: a
+    One timer wakes them all: most leases are released before that, and a timer for each, or a
+    watchdog that has nothing to do, would cost a tenth of an acquisition. Leases are held weakly: a
     forgotten one must not live for ever. Bound: one entry for each lease that is not gone.
     """
 
@@ -34,8 +32,8 @@ class Watchdogs:
         self._loop = asyncio.get_running_loop()
         self._leases: dict[str, weakref.ref[Lease]] = {}  # By owner token, as all here.
         self._awake: dict[str, Watchdog] = {}
-        self._due: dict[str, int] = {}  # The step in which the first extension is due.
-        self._due_in: dict[int, dict[str, None]] = {}  # The same, by step.
+        self._due: dict[str, int] = {}  # The step in which it is to begin, or to wake.
+        self._due_in: dict[int, dict[str, asyncio.Future[None] | None]] = {}  # Who, by step.
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_in = math.inf
 
@@ -43,15 +41,17 @@ class Watchdogs:
         """From now on look after *lease*."""
         token = lease.owner_token
         self._leases[token] = weakref.ref(lease)
-        if not lease.terms.auto_extend:
-            self._awake[token] = Watchdog(lease, self._store)
-            return
-        left = lease.deadline - _clock.now()
-        due_at = self._loop.time() + _clock.extension_delay(left, random.random())
-        step = self._due[token] = int(due_at / _GRAIN_S)
-        self._due_in.setdefault(step, {})[token] = None
-        if step < self._wakes_in:
-            self._wake_in(step)
+        if lease.terms.auto_extend:
+            left = lease.deadline - _clock.now()
+            self._rest(token, _clock.extension_delay(left, random.random()), None)
+        else:
+            self._awake[token] = Watchdog(lease, self._store, self)
+
+    def sleep(self, token: str, pause: float) -> asyncio.Future[None]:
+        """For *pause* seconds, or a moment less: with those that are due at about the same time."""
+        wake = self._loop.create_future()
+        self._rest(token, pause, wake)
+        return wake
 
     def leases(self) -> list[Lease]:
         """Those that are not gone."""
@@ -61,14 +61,13 @@ class Watchdogs:
     def stop(self, token: str) -> asyncio.Task[None] | None:
         """Extend it no more; the task that is still to end, if there is one."""
         step = self._due.pop(token, None)
-        if step is None:
-            watchdog = self._awake.get(token)
-            return None if watchdog is None else watchdog.stop()
-        tokens = self._due_in[step]
-        del tokens[token]
-        if not tokens:
-            del self._due_in[step]
-        return None
+        if step is not None:
+            resting = self._due_in[step]
+            del resting[token]
+            if not resting:
+                del self._due_in[step]
+        watchdog = self._awake.get(token)
+        return None if watchdog is None else watchdog.stop()
 
     def forget(self, token: str) -> None:
         """Nothing of it is left that we could remove."""
@@ -80,26 +79,34 @@ class Watchdogs:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _rest(self, token: str, pause: float, wake: asyncio.Future[None] | None) -> None:
+        step = self._due[token] = _clock.step(self._loop.time(), pause)
+        self._due_in.setdefault(step, {})[token] = wake
+        if step < self._wakes_in:
+            self._wake_in(step)
+
     def _wake_in(self, step: int) -> None:
         self.close()
         self._wakes_in = step
-        self._timer = self._loop.call_at(step * _GRAIN_S, self._wake)
+        self._timer = self._loop.call_at(step * _clock.STEP_S, self._wake)
 
     def _wake(self) -> None:
-        """A moment early for some, never late for any."""
         self._wakes_in = math.inf
-        now = round(self._loop.time() / _GRAIN_S)
+        now = round(self._loop.time() / _clock.STEP_S)
         for step in sorted(step for step in self._due_in if step <= now):
-            for token in self._due_in.pop(step):
+            for token, wake in self._due_in.pop(step).items():
                 del self._due[token]
-                self._begin(token)
+                if wake is None:
+                    self._begin(token)
+                elif not wake.done():
+                    wake.set_result(None)
         if self._due_in:
             self._wake_in(min(self._due_in))
 
     def _begin(self, token: str) -> None:
         lease = self._leases[token]()
         if lease is not None:
-            watchdog = self._awake[token] = Watchdog(lease, self._store)
+            watchdog = self._awake[token] = Watchdog(lease, self._store, self)
             watchdog.begin(lease)
 
 
@@ -109,9 +116,12 @@ class Watchdog:
     The timer is its own, so that a server which says nothing cannot delay the news.
     """
 
-    def __init__(self, lease: Lease, store: Store) -> None:
+    def __init__(self, lease: Lease, store: Store, watchdogs: Watchdogs) -> None:
         self._lease = weakref.ref(lease)
+        self._token = lease.owner_token
         self._store = store
+        self._watchdogs = watchdogs
+        self._failures = 0  # In a row.
         self._task: asyncio.Task[None] | None = None
         self._end: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -146,26 +156,28 @@ class Watchdog:
 
     async def _run(self, ttl: float) -> None:
         """Extend and sleep; ends with the lease, its loss, or the last extension allowed."""
-        failures = 0
-        while (lease := self._lease()) is not None:
-            # After a suspend this wakes before the timer of the deadline does.
-            lease._notice_deadline()
-            if not lease.wants_extension:
-                return
-            extension = lease._begin_extension(ttl)
-            within = (lease.deadline - _clock.now()) / 2
-            del lease  # Only its holder keeps it alive while this waits.
-            try:
-                answer = await extension.send(self._store, within=within)
-            except (NoAnswer, LockError):
-                failures += 1
-                pause = self._endangered(failures)
-            else:
-                failures = 0
-                pause = self._extended(extension, answer)
-            if pause is None:
-                return
-            await asyncio.sleep(pause)
+        while (pause := await self._extend(ttl)) is not None:
+            await self._watchdogs.sleep(self._token, pause)
+
+    async def _extend(self, ttl: float) -> float | None:
+        """Seconds until the next extension, or the next try; None: there is to be none."""
+        lease = self._lease()
+        if lease is None:
+            return None
+        # After a suspend this wakes before the timer of the deadline does.
+        lease._notice_deadline()
+        if not lease.wants_extension:
+            return None
+        extension = lease._begin_extension(ttl)
+        within = (lease.deadline - _clock.now()) / 2
+        del lease  # Only its holder keeps it alive while this waits.
+        try:
+            answer = await extension.send(self._store, within=within)
+        except (NoAnswer, LockError):
+            self._failures += 1
+            return self._endangered()
+        self._failures = 0
+        return self._extended(extension, answer)
 
     def _extended(self, extension: Extension, answer: float | NotOurs) -> float | None:
         """Seconds until the next extension; None: there is to be none."""
@@ -175,15 +187,14 @@ class Watchdog:
         lease._end_extension(extension, answer)
         if not lease.wants_extension:
             return None
-        pause = _clock.extension_delay(lease.deadline - _clock.now(), random.random())
-        return _clock.in_step(pause, self._loop.time())
+        return _clock.extension_delay(lease.deadline - _clock.now(), random.random())
 
-    def _endangered(self, failures: int) -> float | None:
+    def _endangered(self) -> float | None:
         """Seconds until the next try, which leaves time for more; None: there is to be none."""
         lease = self._lease()
         if lease is None:
             return None
         lease._endanger()
         left = lease.deadline - _clock.now()
-        pause = _clock.growing(failures, first_s=_RETRY_FIRST_S, most_s=_RETRY_MAX_S)
+        pause = _clock.growing(self._failures, first_s=_RETRY_FIRST_S, most_s=_RETRY_MAX_S)
         return min(pause, max(_RETRY_LEAST_S, left / 4))
