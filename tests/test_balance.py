@@ -22,6 +22,8 @@ from tests.balance import Cycle, imbalance, noted_blocking
 from tests.conftest import MakeClient
 from tests.until import until
 
+pytestmark = pytest.mark.deep
+
 KEY = "aiodlock:{x}"
 QUEUE = f"{KEY}:queue"
 

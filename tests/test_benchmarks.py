@@ -33,6 +33,8 @@ from benchmarks._stays import Stay
 from benchmarks.clients import CLIENTS
 from benchmarks.work import WORKS
 
+pytestmark = pytest.mark.deep
+
 DOCS = Path(__file__).parents[1] / "docs"
 OTHERS = {"coredis", "pottery", "redis_fifo_lock", "redis_lock"}
 

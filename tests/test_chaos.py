@@ -35,6 +35,8 @@ from tests.chaos.verdict import Run, judge, may_overlap, overlapping
 from tests.chaos.worker import is_patient
 from tests.conftest import MakeClient
 
+pytestmark = pytest.mark.deep
+
 SEED = 11
 # Seconds of faults; one that has hit nobody by then gets more.
 SHORT = {"kept": 4.0, "forget": 3.0, "failover": 1.0, "move": 2.0}

@@ -27,6 +27,8 @@ from tests.test_contract import RULES
 from tests.worlds import STORES, World
 from tests.worlds import Standing as Servers
 
+pytestmark = pytest.mark.deep
+
 LIMIT_S = 2.0
 """A rule that hangs this long is red, too: more than any takes where it holds."""
 

@@ -40,6 +40,8 @@ from tests.model import Kept, Model, ServerError, _Name
 from tests.mutants import Mutant, method_mutant
 from tests.test_invariants import MUTANTS as MUTANTS_OF_INVARIANTS
 
+pytestmark = pytest.mark.deep
+
 EXAMPLES: Final = int(os.environ.get("AIODLOCK_EXAMPLES", "150"))
 # A mutant that survives so many is one that nobody finds.
 EXAMPLES_FOR_MUTANT: Final = 300
