@@ -157,6 +157,12 @@ CLIENTS: Final[dict[str, Entry]] = {
         habits=_SETS,
     ),
     "floor-own": Entry("floor, aiodlock's scripts", "floors", "Own"),
+    "floor-redis-py": Entry(
+        "floor, aiodlock's scripts over redis-py's connection",
+        "floors",
+        "OwnOverRedisPy",
+        cannot=_NO_QUEUE,
+    ),
     "floor-own-uvloop": Entry("floor, aiodlock's scripts, uvloop", "floors", "Own", uvloop=True),
     "none": Entry("no lock at all, which the checker must find", "nothing", "Nothing"),
 }

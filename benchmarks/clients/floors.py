@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import hiredis
+from redis.asyncio import Connection
 
 from aiodlock._clock import alive, extension_delay
 from aiodlock._names import inbox, inbox_prefix, keys, new_client_id, owner_token
@@ -75,6 +77,45 @@ class Wire(asyncio.Protocol):
         self._unsent.clear()
 
 
+class OverRedisPy:
+    """The same for one who asks alone, over a connection of redis-py: its send, its read.
+
+    aiodlock keeps to redis-py's public methods, so this is the floor that it stands on.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._asked: deque[tuple[asyncio.Future[Any], OnReply | None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._reader = self._loop.create_task(self._read())
+        self.transport = self
+
+    @classmethod
+    async def connect(cls, port: int, **_options: Any) -> OverRedisPy:
+        connection = Connection(port=port, socket_timeout=None)
+        await connection.connect()  # type: ignore[no-untyped-call]
+        return cls(connection)
+
+    def ask(self, request: bytes, on_reply: OnReply | None = None) -> asyncio.Future[Any]:
+        answer = self._loop.create_future()
+        self._asked.append((answer, on_reply))
+        sending = self._connection.send_packed_command((request,), check_health=False)
+        with contextlib.suppress(StopIteration):  # One small request at a time never has to wait.
+            sending.send(None)
+        return answer
+
+    def close(self) -> None:
+        self._reader.cancel()
+
+    async def _read(self) -> None:
+        while True:
+            reply = await self._connection.read_response(disable_decoding=True)
+            answer, on_reply = self._asked.popleft()
+            if on_reply is not None:
+                on_reply(reply)
+            answer.set_result(reply)
+
+
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 
@@ -117,6 +158,9 @@ class Own:
 
     in_threads = False
 
+    def __init__(self, wire: type[Wire | OverRedisPy] = Wire) -> None:
+        self._kind_of_wire = wire
+
     async def open(self, order: Order) -> None:
         self._loop = asyncio.get_running_loop()
         self._holder = f"floor:{new_client_id()}"
@@ -127,7 +171,7 @@ class Own:
         self._lost: set[str] = set()
         self._extends = order.work in ("hold", "traced")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wire = await Wire.connect(order.port, at_once=order.tasks == 1)
+        self._wire = await self._kind_of_wire.connect(order.port, at_once=order.tasks == 1)
         self._inbox: Wire | None = None
         for name in ("acquire", "release", "extend"):
             await self._wire.ask(pack(("SCRIPT", "LOAD", own(name))))
@@ -174,8 +218,9 @@ class Own:
     async def aclose(self) -> None:
         for task in self._tasks:
             task.cancel()
-        for wire in filter(None, (self._wire, self._inbox)):
-            wire.transport.close()
+        self._wire.transport.close()
+        if self._inbox is not None:
+            self._inbox.transport.close()
 
     async def _turn_of(self, token: str) -> None:
         if token in self._early:  # The news was read in one go with the refusal.
@@ -214,3 +259,10 @@ class Own:
                 self._lost.add(token)
                 return
             left_ms = reply[1]
+
+
+class OwnOverRedisPy(Own):
+    """The same over a connection of redis-py."""
+
+    def __init__(self) -> None:
+        super().__init__(OverRedisPy)

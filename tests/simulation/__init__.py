@@ -1,0 +1,1 @@
+"""Whole clients of aiodlock on a virtual clock, replayable by seed."""
