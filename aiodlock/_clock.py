@@ -16,7 +16,12 @@ ALIVE_MAX_S: Final = 6.0
 _DRIFT_SHARE: Final = 0.01
 _DRIFT_S: Final = 0.002
 
+# Pauses end in steps, so that many share one timer and one call. Long ones end in every fourth,
+# or in fewer: no pause has more than 2000 ends.
 STEP_S: Final = 0.005
+_LONG_S: Final = 0.2
+_STEPS_OF_LONG: Final = 4
+_ENDS_MAX: Final = 2000
 
 # The clock that goes on while the machine sleeps: a lease does run out during a suspend.
 _CLOCK_ID: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -64,14 +69,15 @@ def jittered(pause_s: float, random: float) -> float:
     return pause_s * (1 - 0.1 * random)
 
 
-def step(now_s: float, pause_s: float) -> int:
-    """In which step of `STEP_S` a pause ends, if it begins now: at its end, or a moment before.
+def step_at_end(now_s: float, pause_s: float) -> int:
+    """In which step a pause ends that begins now: at its end, or a moment before.
 
-    Long pauses end in every fourth step, for what falls due together is done by one call. Not in
-    fewer: many in one step would make the loop stand still.
+    What falls due together is done by one call; but many in one step make the loop stand still.
     """
-    ends_in = int((now_s + pause_s) / STEP_S)
-    return ends_in - ends_in % 4 if pause_s > 40 * STEP_S else ends_in
+    step = int((now_s + pause_s) / STEP_S)
+    if pause_s <= _LONG_S:
+        return step
+    return step - step % max(_STEPS_OF_LONG, int(pause_s / STEP_S) // _ENDS_MAX)
 
 
 def growing(failures: int, *, first_s: float, most_s: float) -> float:

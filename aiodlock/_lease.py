@@ -156,8 +156,9 @@ class Lease:
     async def extend(self, ttl: float | None = None) -> float:
         """Make the time left at least *ttl*, if this lease is still ours.
 
-        One script call; repeated, within `request_timeout`, while there is no answer. Never
-        shortens a lease, and never makes it longer than `max_hold` allows.
+        One script call, shared with what else this client extends in the same turn of the event
+        loop; repeated, within `request_timeout`, while there is no answer. Never shortens a lease,
+        and never makes it longer than `max_hold` allows.
 
         Args:
             ttl: Seconds, at least 0.01. Default: the lock's ttl.

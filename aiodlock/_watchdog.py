@@ -1,4 +1,4 @@
-"""The task that extends a lease until it is released or lost."""
+"""The tasks that extend a client's leases, each from when it is first due."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Watchdogs:
         self._loop = asyncio.get_running_loop()
         self._leases: dict[str, weakref.ref[Lease]] = {}  # By owner token, as all here.
         self._awake: dict[str, Watchdog] = {}
-        self._due: dict[str, int] = {}  # The step in which it is to begin, or to wake.
-        self._due_in: dict[int, dict[str, asyncio.Future[None] | None]] = {}  # Who, by step.
+        self._steps: dict[str, int] = {}  # In which each is to begin, or to wake.
+        self._resting: dict[int, dict[str, asyncio.Future[None] | None]] = {}  # The same, by step.
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_in = math.inf
+        self._wake_step = math.inf
 
     def watch(self, lease: Lease) -> None:
         """From now on look after *lease*."""
@@ -54,18 +54,18 @@ class Watchdogs:
         return wake
 
     def leases(self) -> list[Lease]:
-        """Those that are not gone."""
+        """Those that are not gone; there is no other list of them."""
         leases = [lease() for lease in self._leases.values()]
         return [lease for lease in leases if lease is not None]
 
     def stop(self, token: str) -> asyncio.Task[None] | None:
         """Extend it no more; the task that is still to end, if there is one."""
-        step = self._due.pop(token, None)
+        step = self._steps.pop(token, None)
         if step is not None:
-            resting = self._due_in[step]
+            resting = self._resting[step]
             del resting[token]
             if not resting:
-                del self._due_in[step]
+                del self._resting[step]
         watchdog = self._awake.get(token)
         return None if watchdog is None else watchdog.stop()
 
@@ -76,32 +76,35 @@ class Watchdogs:
 
     def close(self) -> None:
         """No timer is left."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
 
     def _rest(self, token: str, pause: float, wake: asyncio.Future[None] | None) -> None:
-        step = self._due[token] = _clock.step(self._loop.time(), pause)
-        self._due_in.setdefault(step, {})[token] = wake
-        if step < self._wakes_in:
-            self._wake_in(step)
+        step = self._steps[token] = _clock.step_at_end(self._loop.time(), pause)
+        self._resting.setdefault(step, {})[token] = wake
+        if step < self._wake_step:
+            self._wake_at(step)
 
-    def _wake_in(self, step: int) -> None:
-        self.close()
-        self._wakes_in = step
+    def _wake_at(self, step: int) -> None:
+        self._cancel_timer()
+        self._wake_step = step
         self._timer = self._loop.call_at(step * _clock.STEP_S, self._wake)
 
     def _wake(self) -> None:
-        self._wakes_in = math.inf
-        now = round(self._loop.time() / _clock.STEP_S)
-        for step in sorted(step for step in self._due_in if step <= now):
-            for token, wake in self._due_in.pop(step).items():
-                del self._due[token]
+        self._wake_step = math.inf
+        now = round(self._loop.time() / _clock.STEP_S)  # A timer may be a moment early.
+        for step in sorted(step for step in self._resting if step <= now):
+            for token, wake in self._resting.pop(step).items():
+                del self._steps[token]
                 if wake is None:
                     self._begin(token)
                 elif not wake.done():
                     wake.set_result(None)
-        if self._due_in:
-            self._wake_in(min(self._due_in))
+        if self._resting:
+            self._wake_at(min(self._resting))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _begin(self, token: str) -> None:
         lease = self._leases[token]()

@@ -16,7 +16,7 @@ class Acquisition:
     `was_sent`: an acquire has left, so that something may stand on the server. `asked` has the
     connections of the acquires that were not answered: a late copy may still arrive there, after a
     release that went over another one. `releases` counts the releases that were sent. `packed` is
-    what the store makes of keys and token for its wire, once for all requests.
+    what the store makes of keys and token for its wire; it lives as long as the acquisition.
     """
 
     name: str

@@ -20,7 +20,7 @@ from .._errors import LockError
 from ._api import NoAnswer
 from ._mux import Link, Request
 from ._router import Router
-from ._wire import FAILURES, Call, Held, Script, Source, command, text, trouble
+from ._wire import FAILURES, Call, Held, Script, SimpleCall, Source, anew, command, text, trouble
 
 _PAUSE_S: Final = 0.05
 # Who stands further back in the queue for the borrowed connection has no chance in its time.
@@ -108,7 +108,7 @@ class Caller:
         """Once for each node: may we do what locks need? Refused, it is asked again next time."""
         probe = self._probes.get(node)
         if probe is None:
-            about = Call.of(_PROBE, call.name, [f"{call.key}:probe"], self._channel)
+            about = SimpleCall(_PROBE, call.name, [f"{call.key}:probe"], self._channel)
             probe = self._background.start(self._rights(about), "asking what we may do")
             self._probes[node] = probe
             probe.add_done_callback(lambda _: self._probes.pop(node, None))
@@ -116,10 +116,8 @@ class Caller:
         if not probe.done() or probe.cancelled():
             raise NoAnswer("no reply in time")
         problem = probe.result()
-        if isinstance(problem, LockError):  # Anew, for each with the name that it asked for.
-            raise type(problem)(str(problem), name=call.name) from problem.__cause__
-        if isinstance(problem, NoAnswer):
-            raise NoAnswer(str(problem)) from problem.__cause__
+        if isinstance(problem, LockError | NoAnswer):
+            raise anew(problem, call.name)
         self._allowed.add(node)
 
     async def _rights(self, about: Call) -> Exception | None:
@@ -197,11 +195,10 @@ class Caller:
 
     async def _ask(self, call: Call, held: Held, before: tuple[bytes, ...]) -> Any:
         number = self._router.next_number()
-        packed, by_text = call.request(number), call.request(number, by_text=True)
         call.sent(number)
-        reply = await _exchange(held, packed, before)
+        reply = await _exchange(held, call.request(number), before)
         if isinstance(reply, NoScriptError):
-            reply = await _exchange(held, by_text, before)
+            reply = await _exchange(held, call.request(number, by_text=True), before)
         call.heard(number, reply)
         return reply
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, Final, NamedTuple
 
 from .._errors import LockError
 from ._api import Acquisition, NoAnswer
 from ._calls import Caller
-from ._wire import Call, Script, count_of, pack
+from ._wire import Call, Script, anew, pack, trouble
 
 EXTEND: Final = Script("extend")
 
@@ -16,7 +17,7 @@ EXTEND: Final = Script("extend")
 _SHARERS_MAX: Final = 100
 
 
-class _Extension(NamedTuple):
+class _Sharer(NamedTuple):
     """One lease in a call: its two items of the answer come through a future."""
 
     acquisition: Acquisition
@@ -32,42 +33,52 @@ class _Extension(NamedTuple):
 class _Shared(Call):
     """One call for all of them: each copy of it is for those who still wait when it leaves."""
 
-    __slots__ = ("_asked", "_extensions", "_ttl_ms")
+    __slots__ = ("_asked", "_sharers", "_ttl_ms")
 
-    def __init__(self, extensions: list[_Extension], ttl_ms: int) -> None:
-        first = extensions[0].acquisition
-        super().__init__(EXTEND, first.name, first.keys.lock, b"", parts=0)
-        self._extensions = extensions
+    def __init__(self, sharers: list[_Sharer], ttl_ms: int) -> None:
+        first = sharers[0].acquisition
+        super().__init__(EXTEND, first.name, first.keys.lock)
+        self._sharers = sharers
         self._ttl_ms = ttl_ms
-        self._asked: dict[int, list[_Extension]] = {}
+        self._asked: dict[int, list[_Sharer]] = {}
 
-    def body(self, number: int) -> bytes:
+    def parts(self, number: int) -> tuple[int, bytes]:
         # Not for who was released meanwhile: no extension may leave after its release.
-        asked = [extension for extension in self._extensions if not extension.answer.done()]
+        asked = [sharer for sharer in self._sharers if not sharer.answer.done()]
         self._asked[number] = asked
-        keys = [extension.acquisition.keys.lock for extension in asked]
-        values = [extension.value for extension in asked]
-        self.count = count_of(2 + 2 * len(asked))
-        return pack(str(len(keys)), *keys, str(self._ttl_ms), *values)
+        keys = [sharer.acquisition.keys.lock for sharer in asked]
+        values = [sharer.value for sharer in asked]
+        parts = (str(len(keys)), *keys, str(self._ttl_ms), *values)
+        return len(parts), pack(*parts)
 
     def heard(self, number: int, reply: Any) -> None:
         if isinstance(reply, list):
-            for n, extension in enumerate(self._asked[number]):
-                extension.settle(reply[2 * n : 2 * n + 2])
+            for n, sharer in enumerate(self._asked[number]):
+                sharer.settle(reply[2 * n : 2 * n + 2])
 
     @property
     def is_over(self) -> bool:
         """Whether nobody waits any more."""
-        return all(extension.answer.done() for extension in self._extensions)
+        return all(sharer.answer.done() for sharer in self._sharers)
+
+    def apart(self) -> list[_Shared]:
+        """A call for each of those who still wait; none where there is only one."""
+        if len(self._sharers) == 1:
+            return []
+        waiting = (sharer for sharer in self._sharers if not sharer.answer.done())
+        return [_Shared([sharer], self._ttl_ms) for sharer in waiting]
 
     def fail(self, error: LockError | NoAnswer) -> None:
         """Nobody who still waits gets an answer."""
-        for extension in self._extensions:
-            extension.settle(error)
+        for sharer in self._sharers:
+            sharer.settle(error)
 
 
 class Extensions:
-    """Ten thousand leases of one client are a hundred calls in each third of their ttl.
+    """Asks for extensions: those that fall due in one turn of the loop share a call.
+
+    They must ask for the same ttl, and have about as much time. Bound: as many wait here as there
+    are extensions under way.
 
     Args:
         may_share: Whether all keys are on one server.
@@ -77,7 +88,9 @@ class Extensions:
         self._caller = caller
         self._sharers_max = _SHARERS_MAX if may_share else 1
         self._loop = asyncio.get_running_loop()
-        self._due: dict[int, list[_Extension]] = {}  # By ttl, in ms; emptied in each turn.
+        # By ttl, in ms, with the power of two of the seconds that each has: the call lasts as long
+        # as the shortest of them. Emptied in each turn.
+        self._due: dict[tuple[int, int], list[_Sharer]] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     async def ask(
@@ -86,16 +99,16 @@ class Extensions:
         """1 with the ms left, or 0 with what stands in the key.
 
         Raises:
-            NoAnswer, NotAllowedError: As a store does.
+            NoAnswer, NotAllowedError, NameTakenError: As a store does.
         """
         answer = self._loop.create_future()
-        self._add(_Extension(acquisition, value, self._loop.time() + within, answer), ttl_ms)
+        sharer = _Sharer(acquisition, value, self._loop.time() + within, answer)
+        self._add(sharer, ttl_ms, within)
         reply: list[Any] | LockError | NoAnswer = await answer
-        # Anew, for each of those who share it.
-        if isinstance(reply, LockError):
-            raise type(reply)(str(reply), name=acquisition.name) from reply.__cause__
-        if isinstance(reply, NoAnswer):
-            raise NoAnswer(str(reply)) from reply.__cause__
+        if isinstance(reply, LockError | NoAnswer):
+            raise anew(reply, acquisition.name)
+        if isinstance(reply[1], Exception):
+            raise trouble(reply[1], acquisition.name) from reply[1]
         return reply
 
     async def aclose(self) -> None:
@@ -105,19 +118,20 @@ class Extensions:
         if self._asking:
             await asyncio.wait(tuple(self._asking))
 
-    def _add(self, extension: _Extension, ttl_ms: int) -> None:
-        sharers = self._due.get(ttl_ms)
+    def _add(self, sharer: _Sharer, ttl_ms: int, within: float) -> None:
+        kind = ttl_ms, math.frexp(within)[1]
+        sharers = self._due.get(kind)
         if sharers is None:
-            sharers = self._due[ttl_ms] = []
-            self._loop.call_soon(self._send, ttl_ms, sharers)
-        sharers.append(extension)
+            sharers = self._due[kind] = []
+            self._loop.call_soon(self._send, kind, sharers)
+        sharers.append(sharer)
         if len(sharers) == self._sharers_max:
-            del self._due[ttl_ms]
+            del self._due[kind]
 
-    def _send(self, ttl_ms: int, sharers: list[_Extension]) -> None:
-        if self._due.get(ttl_ms) is sharers:
-            del self._due[ttl_ms]
-        asking = self._ask(_Shared(sharers, ttl_ms), min(sharer.ends_at for sharer in sharers))
+    def _send(self, kind: tuple[int, int], sharers: list[_Sharer]) -> None:
+        if self._due.get(kind) is sharers:
+            del self._due[kind]
+        asking = self._ask(_Shared(sharers, kind[0]), min(sharer.ends_at for sharer in sharers))
         task = self._loop.create_task(asking, name="aiodlock extending")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
@@ -127,7 +141,13 @@ class Extensions:
             return
         try:
             await self._caller.reply(call, ends_at - self._loop.time())
-        except (NoAnswer, LockError) as error:
+        except NoAnswer as error:
             call.fail(error)
+        except LockError as error:
+            # What is forbidden about one key must not end the leases of the others.
+            if each := call.apart():
+                await asyncio.gather(*(self._ask(one, ends_at) for one in each))
+            else:
+                call.fail(error)
         finally:
             call.fail(NoAnswer("the client was closed meanwhile"))

@@ -24,7 +24,7 @@ from ._calls import Caller
 from ._extensions import Extensions
 from ._inbox import Inbox
 from ._router import Router
-from ._wire import Call, Script, bulk, maybe_text, pack, text
+from ._wire import Call, Script, SimpleCall, bulk, maybe_text, pack, text
 
 _log = logging.getLogger("aiodlock")
 
@@ -33,6 +33,8 @@ _RELEASE: Final = Script("release")
 _DISCARD: Final = Script("discard")
 _INSPECT: Final = Script("inspect")
 
+# Of an acquire, and of a release: how many keys, four keys, four arguments.
+_PARTS: Final = 1 + 4 + 4
 _FLAG: Final = {False: bulk("0"), True: bulk("1")}
 
 _NOT_A_LOCK: Final = "(a key that is not a lock)"
@@ -94,8 +96,8 @@ class RedisStore:
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
     ) -> Granted | Refused:
         times = _packed_ms(ttl_ms, alive_ms)
-        body = _packed(acquisition) + times + self._packed_inbox_prefix
-        call = _Acquire(acquisition, body, may_repeat=alive_ms == 0, notice=self._notice)
+        packed = _packed(acquisition) + times + self._packed_inbox_prefix
+        call = _Acquire(acquisition, packed, may_repeat=alive_ms == 0, notice=self._notice)
         reply = await self._caller.reply(call, within)
         if reply[0] == 1:
             _, fencing_token, ttl_left_ms, already = reply
@@ -111,10 +113,13 @@ class RedisStore:
         self, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
     ) -> float | NotOurs:
         sent_at = _clock.now()
-        is_ours, answer = await self._extensions.ask(acquisition, value, ttl_ms, within)
+        try:
+            is_ours, answer = await self._extensions.ask(acquisition, value, ttl_ms, within)
+        except NameTakenError:
+            return NotOurs(_NOT_A_LOCK)
         if is_ours:
             return _clock.deadline(sent_at, answer)
-        standing = _NOT_A_LOCK if isinstance(answer, Exception) else maybe_text(answer)
+        standing = maybe_text(answer)
         self._notice(standing)
         return NotOurs(standing)
 
@@ -128,7 +133,7 @@ class RedisStore:
         return Released(reply[0] == 1, standing, acquisition.releases > 1)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
-        call = Call.of(_INSPECT, name, [keys.lock, keys.queue])
+        call = SimpleCall(_INSPECT, name, [keys.lock, keys.queue])
         reply = await self._caller.answer(call, within)
         return Standing(maybe_text(reply[0]), reply[1], reply[2])
 
@@ -215,27 +220,31 @@ class RedisStore:
 
 
 class _Acquire(Call):
-    """Idempotent, but a late copy is a ghost: it counts where each one went, unanswered."""
+    """Idempotent, but a late copy is a ghost: it notes where each one went, unanswered."""
 
-    __slots__ = ("_acquisition", "_notice", "link", "may_repeat", "sent_at")
+    __slots__ = ("_acquisition", "_notice", "_packed", "link", "may_repeat", "sent_at")
 
     takes = True
 
     def __init__(
         self,
         acquisition: Acquisition,
-        body: bytes,
+        packed: bytes,
         *,
         may_repeat: bool,
         notice: Callable[[str | None], None],
     ) -> None:
-        super().__init__(_ACQUIRE, acquisition.name, acquisition.keys.lock, body, parts=9)
+        super().__init__(_ACQUIRE, acquisition.name, acquisition.keys.lock)
+        self._packed = packed
         # A waiter keeps to one connection, in order; it polls again by itself.
         self.may_repeat = may_repeat
         self.sent_at = 0.0
         self.link = 0
         self._acquisition = acquisition
         self._notice = notice
+
+    def parts(self, number: int) -> tuple[int, bytes]:
+        return _PARTS, self._packed
 
     def sent(self, number: int) -> None:
         self._acquisition.asked.append(number)
@@ -261,18 +270,18 @@ class _Release(Call):
         packed_us: bytes,
         notice: Callable[[int, str, Keys], None],
     ) -> None:
-        super().__init__(_RELEASE, acquisition.name, acquisition.keys.lock, b"", parts=9)
+        super().__init__(_RELEASE, acquisition.name, acquisition.keys.lock)
         self.acquisition = acquisition
         self._packed_us = packed_us
         self._notice = notice
 
-    def body(self, number: int) -> bytes:
+    def parts(self, number: int) -> tuple[int, bytes]:
         asked = self.acquisition.asked
         leaves_tombstone = bool(asked) and any(other != number for other in asked)
-        return _packed(self.acquisition) + _FLAG[leaves_tombstone] + self._packed_us
+        return _PARTS, _packed(self.acquisition) + _FLAG[leaves_tombstone] + self._packed_us
 
     def with_one_key(self) -> Call:
-        return Call.of(_DISCARD, self.name, [self.key], self.acquisition.token)
+        return SimpleCall(_DISCARD, self.name, [self.key], self.acquisition.token)
 
     def is_certain(self, reply: Any) -> bool:
         return bool(reply[0] == 1)  # Else it may have been the first copy that removed it.
@@ -292,13 +301,15 @@ def _packed(acquisition: Acquisition) -> bytes:
     return acquisition.packed
 
 
+# Kept: a name is often locked again.
 @functools.lru_cache(maxsize=1024)
 def _packed_keys(keys: Keys) -> bytes:
-    """A name is often locked again."""
+    """*keys*, behind their number."""
     return pack(str(len(keys)), *keys)
 
 
+# Kept: a process has few ttls.
 @functools.lru_cache(maxsize=64)
 def _packed_ms(ttl_ms: int, alive_ms: int) -> bytes:
-    """A process has few ttls."""
+    """Both."""
     return pack(str(ttl_ms), str(alive_ms))

@@ -139,38 +139,31 @@ class Call:
     Args:
         name: Whom it is about, for errors.
         key: What it is routed by.
-        body: The number of keys, the keys, the arguments; packed.
-        parts: How many bulk strings *body* has.
     """
 
-    __slots__ = ("_body", "count", "key", "name", "script")
+    __slots__ = ("key", "name", "script")
 
     may_repeat = True
     """Whether a copy may go over another connection while the first is not answered."""
     takes = False
     """Whether it may get a lock, which somebody must then be allowed to release."""
 
-    def __init__(self, script: Script, name: str, key: str, body: bytes, parts: int) -> None:
+    def __init__(self, script: Script, name: str, key: str) -> None:
         self.script = script
         self.name = name
         self.key = key
-        self.count = count_of(parts)
-        self._body = body
 
-    @classmethod
-    def of(cls, script: Script, name: str, keys: Sequence[str], *args: str) -> Call:
-        """A call that is made too seldom for its packing to matter."""
-        parts = (str(len(keys)), *keys, *args)
-        return cls(script, name, keys[0], pack(*parts), len(parts))
+    def parts(self, number: int) -> tuple[int, bytes]:
+        """How many bulk strings stand behind the script, and they, for connection *number*.
 
-    def body(self, number: int) -> bytes:
-        """What is sent over connection *number*."""
-        return self._body
+        The number of keys, the keys, the arguments.
+        """
+        raise NotImplementedError
 
     def request(self, number: int, *, by_text: bool = False) -> bytes:
         """The whole of it, packed for connection *number*."""
-        body = self.body(number)
-        return self.count + (self.script.eval if by_text else self.script.evalsha) + body
+        count, parts = self.parts(number)
+        return count_of(count) + (self.script.eval if by_text else self.script.evalsha) + parts
 
     def with_one_key(self) -> Call | None:
         """What to ask instead while a cluster moves the slot, and takes scripts with one key only.
@@ -190,6 +183,20 @@ class Call:
         """A copy was answered, although the caller may have left."""
 
 
+class SimpleCall(Call):
+    """One that is made too seldom for its packing to matter."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, script: Script, name: str, keys: Sequence[str], *args: str) -> None:
+        super().__init__(script, name, keys[0])
+        self._parts = (str(len(keys)), *keys, *args)
+
+    def parts(self, number: int) -> tuple[int, bytes]:
+        return len(self._parts), pack(*self._parts)
+
+
+# Kept: there are few counts.
 @functools.lru_cache(maxsize=256)
 def count_of(parts: int) -> bytes:
     """What a request begins with that has a command, a script and so many bulk strings behind."""
@@ -232,6 +239,17 @@ def trouble(error: BaseException, name: str) -> LockError | NoAnswer:
     if "WRONGTYPE" in words:
         return NameTakenError(f"a key of {name!r} holds something that is not a lock", name=name)
     return NoAnswer(words)
+
+
+def anew(error: LockError | NoAnswer, name: str) -> LockError | NoAnswer:
+    """*error*, for one of several who share it: with the name that this one asked for."""
+    again: LockError | NoAnswer
+    if isinstance(error, LockError):
+        again = type(error)(str(error), name=name)
+    else:
+        again = NoAnswer(str(error))
+    again.__cause__ = error.__cause__
+    return again
 
 
 # Whatever redis-py or the operating system says when a connection fails. (TimeoutError, of our own
