@@ -1,4 +1,4 @@
-"""One session per promise: ``nox -s lint typing layers tests``."""
+"""One session per promise: ``nox --list``."""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ class Watchdogs:
             for token, wake in self._resting.pop(step).items():
                 del self._steps[token]
                 if wake is None:
-                    self._begin(token)
+                    # By itself: one that fails must not keep the others asleep.
+                    self._loop.call_soon(self._begin, token)
                 elif not wake.done():
                     wake.set_result(None)
         if self._resting:
@@ -107,7 +108,8 @@ class Watchdogs:
             self._timer.cancel()
 
     def _begin(self, token: str) -> None:
-        lease = self._leases[token]()
+        reference = self._leases.get(token)  # None: it was released in this turn.
+        lease = None if reference is None else reference()
         if lease is not None:
             watchdog = self._awake[token] = Watchdog(lease, self._store, self)
             watchdog.begin(lease)

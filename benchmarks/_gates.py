@@ -1,4 +1,4 @@
-"""What the figures are held against: gates and aims as data, and their judgement."""
+"""Gates, with their judgement."""
 
 from __future__ import annotations
 

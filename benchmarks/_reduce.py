@@ -1,4 +1,4 @@
-"""From what the workers and the servers said of one run to its figures."""
+"""The figures of one run, made from what workers or servers said."""
 
 from __future__ import annotations
 

@@ -235,6 +235,22 @@ async def test_link_silent_for_request_timeout_is_given_up(
         assert await lease.release()
 
 
+async def test_connection_that_its_pool_closed_is_replaced_not_reopened(
+    server: LockServer, redis: Redis
+) -> None:
+    """redis-py would connect it anew inside the caller's own task; a new one is taken instead."""
+    async with Redis.from_url(server.url) as client, LockClient(client) as locks:
+        await warm(locks)
+        lease = await locks.lock("a").acquire()
+        before = locks._session.store._router.link("")  # type: ignore[union-attr]
+        await before._held.connection.disconnect()
+        assert await lease.release() is True
+        after = locks._session.store._router.link("")  # type: ignore[union-attr]
+        assert after is not before
+        assert before.closing is not None
+    assert await leftovers(redis) == []
+
+
 async def test_request_out_of_time_drops_nobody_elses(
     make_client: MakeClient, proxy: ChaosProxy
 ) -> None:

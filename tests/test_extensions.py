@@ -1,16 +1,20 @@
-"""Extensions that fall due in one turn of the loop share a call, and nothing else."""
+"""Extensions that fall due in one turn of the loop share a call, nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from aiodlock import Lease, LeaseLostError, LockClient, LostReason
-from tests import wire
+from aiodlock import Lease, LeaseLostError, LockClient, LostReason, NotAllowedError
+from aiodlock._store import _extensions
+from aiodlock._store._api import NoAnswer
+from aiodlock.testing import LockServer, lock_server
+from tests import topologies, wire
 from tests.conftest import MakeClient
 from tests.proxy import ChaosProxy
 from tests.until import until
@@ -27,8 +31,7 @@ async def held(locks: LockClient, count: int, *, ttl: float = 30) -> AsyncIterat
 
 async def calls(redis: Redis) -> int:
     """How many script calls the server has had."""
-    stats = await redis.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+    return await wire.calls(redis, "evalsha") + await wire.calls(redis, "eval")
 
 
 async def ttls_ms(redis: Redis, leases: list[Lease]) -> list[int]:
@@ -143,3 +146,110 @@ async def test_leases_on_a_server_that_stops_are_lost_together_and_in_time(
         with pytest.raises(LeaseLostError):
             leases[0].check()
         proxy.heal(deliver=False)
+
+
+@pytest.mark.parametrize("command", ["get", "pttl", "pexpire"])
+async def test_lease_whose_user_loses_a_permission_is_not_lost(
+    server: LockServer, command: str
+) -> None:
+    """An extension that is forbidden is a trouble that may end: nothing else stands in the key."""
+    async with (
+        topologies.user(server, "~*", "&*", "+@all") as user,
+        LockClient.from_url(user.url(server)) as locks,
+        held(locks, 2) as leases,
+    ):
+        await topologies.ask(server, "ACL", "SETUSER", user.name, f"-{command}")
+        for lease in leases:
+            with pytest.raises(NotAllowedError):
+                await lease.extend(60)
+        assert [lease.state for lease in leases] == ["held", "held"]
+        await topologies.ask(server, "ACL", "SETUSER", user.name, f"+{command}")
+        assert min(await asyncio.gather(*(lease.extend(60) for lease in leases))) > 58
+
+
+async def test_leases_beside_a_forbidden_one_live_on(server: LockServer) -> None:
+    """They fall due with it and share its calls: each of them is asked alone then."""
+    async with (
+        topologies.user(server, "~*", "&*", "+@all") as user,
+        LockClient.from_url(user.url(server)) as locks,
+        held(locks, 4, ttl=1.5) as leases,
+    ):
+        rules = ("resetkeys", *(f"~aiodlock:{{{lease.name}}}*" for lease in leases[1:]))
+        await topologies.ask(server, "ACL", "SETUSER", user.name, *rules)
+        assert await leases[0].wait_lost() is LostReason.UNREACHABLE
+        await asyncio.sleep(0.6)
+        assert [lease.state for lease in leases[1:]] == ["held"] * 3
+        await topologies.ask(server, "ACL", "SETUSER", user.name, "~*")
+
+
+async def test_lease_with_little_time_hurries_nobody(locks: LockClient, server: LockServer) -> None:
+    """One has 50 ms for its extension, the other 2 s: the server answers after 150."""
+    async with held(locks, 2) as (slow, hasty):
+        store = slow._store
+
+        async def extend(lease: Lease, within: float) -> object:
+            return await store.extend(
+                lease._acquisition, lease._value, ttl_ms=60_000, within=within
+            )
+
+        server.pause()
+        asyncio.get_running_loop().call_later(0.15, server.resume)
+        results = await asyncio.gather(
+            extend(slow, 2.0), extend(hasty, 0.05), return_exceptions=True
+        )
+        assert isinstance(results[0], float)
+        assert isinstance(results[1], NoAnswer)
+
+
+async def test_leases_on_a_cluster_of_one_shard_behind_a_plain_client_live_on() -> None:
+    """CROSSSLOT says that calls cannot be shared there: each is asked alone from then on."""
+    async with lock_server("--cluster-enabled", "yes") as server:
+        await topologies.ask(server, "CLUSTER", "ADDSLOTS", *range(16384))
+
+        async def is_well() -> bool:
+            return "cluster_state:ok" in str(await topologies.ask(server, "CLUSTER", "INFO"))
+
+        await until(is_well)
+        async with LockClient.from_url(server.url) as locks, held(locks, 20, ttl=1.2) as leases:
+            await asyncio.sleep(1.5)
+            assert [lease.state for lease in leases] == ["held"] * 20
+            assert min(await asyncio.gather(*(lease.extend(60) for lease in leases))) > 58
+
+
+async def test_not_ours_in_a_shared_answer_is_asked_again_alone(
+    locks: LockClient, redis: Redis
+) -> None:
+    """A proxy may have sent the call to the server of its first key; the lease stands elsewhere."""
+    async with held(locks, 3) as leases:
+        heard = _extensions._Shared.heard
+
+        def of_another_server(call: _extensions._Shared, number: int, reply: Any) -> None:
+            heard(call, number, reply if call.is_alone else [*reply[:2], 0, None, 0, None])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_extensions._Shared, "heard", of_another_server)
+            before = await calls(redis)
+            left = await asyncio.gather(*(lease.extend(60) for lease in leases))
+            assert (
+                await calls(redis) - before == 3
+            )  # one for all, and one for each that was not there
+        assert min(left) > 58
+        await redis.delete("aiodlock:{n1}")
+        with pytest.raises(LeaseLostError):
+            await asyncio.gather(*(lease.extend(60) for lease in leases))
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_extension_under_way_when_the_client_closes_ends(
+    locks: LockClient, turns: int
+) -> None:
+    """Whichever step it has come to: nobody waits for ever."""
+    async with held(locks, 2) as leases:
+        extending = [asyncio.ensure_future(lease.extend(60)) for lease in leases]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing = asyncio.ensure_future(locks.aclose())
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(*extending, return_exceptions=True)
+            await closing
+    assert all(isinstance(result, float | LeaseLostError | RuntimeError) for result in results)

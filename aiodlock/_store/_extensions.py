@@ -6,6 +6,8 @@ import asyncio
 import math
 from typing import Any, Final, NamedTuple
 
+from redis.exceptions import ClusterCrossSlotError, ResponseError
+
 from .._errors import LockError
 from ._api import Acquisition, NoAnswer
 from ._calls import Caller
@@ -15,6 +17,7 @@ EXTEND: Final = Script("extend")
 
 # A script stops the server for everybody else: so many take about half a millisecond.
 _SHARERS_MAX: Final = 100
+_CLOSED: Final = NoAnswer("the client was closed meanwhile")
 
 
 class _Sharer(NamedTuple):
@@ -52,19 +55,26 @@ class _Shared(Call):
         return len(parts), pack(*parts)
 
     def heard(self, number: int, reply: Any) -> None:
-        if isinstance(reply, list):
-            for n, sharer in enumerate(self._asked[number]):
-                sharer.settle(reply[2 * n : 2 * n + 2])
+        if not isinstance(reply, list):
+            return
+        for n, sharer in enumerate(self._asked[number]):
+            is_ours, answer = reply[2 * n : 2 * n + 2]
+            # A proxy may send a call to the server of its first key: "not ours" is asked alone.
+            if is_ours or self.is_alone:
+                sharer.settle([is_ours, answer])
 
     @property
     def is_over(self) -> bool:
         """Whether nobody waits any more."""
         return all(sharer.answer.done() for sharer in self._sharers)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it was made for one lease."""
+        return len(self._sharers) == 1
+
     def apart(self) -> list[_Shared]:
-        """A call for each of those who still wait; none where there is only one."""
-        if len(self._sharers) == 1:
-            return []
+        """A call for each of those who still wait."""
         waiting = (sharer for sharer in self._sharers if not sharer.answer.done())
         return [_Shared([sharer], self._ttl_ms) for sharer in waiting]
 
@@ -92,6 +102,7 @@ class Extensions:
         # as the shortest of them. Emptied in each turn.
         self._due: dict[tuple[int, int], list[_Sharer]] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def ask(
         self, acquisition: Acquisition, value: str, ttl_ms: int, within: float
@@ -113,6 +124,7 @@ class Extensions:
 
     async def aclose(self) -> None:
         """Every task has ended."""
+        self._is_closed = True
         for task in tuple(self._asking):
             task.cancel()
         if self._asking:
@@ -125,29 +137,38 @@ class Extensions:
             sharers = self._due[kind] = []
             self._loop.call_soon(self._send, kind, sharers)
         sharers.append(sharer)
-        if len(sharers) == self._sharers_max:
+        if len(sharers) >= self._sharers_max:
             del self._due[kind]
 
     def _send(self, kind: tuple[int, int], sharers: list[_Sharer]) -> None:
         if self._due.get(kind) is sharers:
             del self._due[kind]
-        asking = self._ask(_Shared(sharers, kind[0]), min(sharer.ends_at for sharer in sharers))
-        task = self._loop.create_task(asking, name="aiodlock extending")
+        call = _Shared(sharers, kind[0])
+        if self._is_closed:
+            call.fail(_CLOSED)
+        else:
+            self._begin(call, min(sharer.ends_at for sharer in sharers))
+
+    def _begin(self, call: _Shared, ends_at: float) -> None:
+        task = self._loop.create_task(self._ask(call, ends_at), name="aiodlock extending")
         self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+
+        def end(task: asyncio.Task[None]) -> None:
+            # Not by the task itself: it may be cancelled before its first step.
+            self._asking.discard(task)
+            call.fail(_CLOSED)
+
+        task.add_done_callback(end)
 
     async def _ask(self, call: _Shared, ends_at: float) -> None:
         if call.is_over:
             return
         try:
             await self._caller.reply(call, ends_at - self._loop.time())
-        except NoAnswer as error:
-            call.fail(error)
-        except LockError as error:
-            # What is forbidden about one key must not end the leases of the others.
-            if each := call.apart():
-                await asyncio.gather(*(self._ask(one, ends_at) for one in each))
-            else:
+        except (NoAnswer, LockError) as error:
+            # What the server says about one key must not end the leases of the others.
+            if call.is_alone or not isinstance(error.__cause__, ResponseError):
                 call.fail(error)
-        finally:
-            call.fail(NoAnswer("the client was closed meanwhile"))
+            elif isinstance(error.__cause__, ClusterCrossSlotError):
+                self._sharers_max = 1  # A cluster behind a client that knows only one server.
+        await asyncio.gather(*(self._ask(one, ends_at) for one in call.apart()))

@@ -94,6 +94,8 @@ class Link:
         self._quiet_from = self._heard_at  # Since when a reply could have come.
         self._has_grace = True
         self.closing: asyncio.Task[None] | None = None
+        # An eager task may end before it is known here.
+        self._reader: asyncio.Task[None] | None = None
         self._reader = self._loop.create_task(self._read(), name="aiodlock reader")
 
     def call(
@@ -143,6 +145,10 @@ class Link:
         """Send what is unwritten: at once, but for a transport that is full."""
         if not self._unwritten or self._sending is not None or self.closing is not None:
             return
+        if not self._held.is_connected:
+            # redis-py would connect it anew, in whichever task we are, and behind our back.
+            self.drop("the connection was closed")
+            return
         if len(self._outstanding) <= len(self._unwritten):
             self._quiet_from = self._loop.time()
         packed = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
@@ -187,7 +193,8 @@ class Link:
         tasks = [task for task in (self._sending, self._reader) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        if tasks:
+            await asyncio.wait(tasks)
         await self._held.give_back()
 
     def _answer(self, reply: Any) -> None:
@@ -373,12 +380,14 @@ class Multiplexer:
         except FAILURES as error:
             self._failures += 1
             return error
-        self.link = Link(
+        link = Link(
             next(self._numbers),
             held,
             request_timeout=self._request_timeout,
             on_lost=self._forget,
         )
+        if link.closing is None:
+            self.link = link
         return None
 
     async def _take(self) -> Held:

@@ -89,6 +89,10 @@ class Held:
         """Disconnect; whoever reads learns of it."""
         await self.connection.disconnect(nowait=True)
 
+    @property
+    def is_connected(self) -> bool:
+        return bool(self.connection.is_connected)
+
     def send(self, packed: bytes) -> Coroutine[Any, Any, None]:
         return self.connection.send_packed_command((packed,), check_health=False)
 

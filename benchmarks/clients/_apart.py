@@ -1,4 +1,4 @@
-"""Peers that cannot live in the environment: where they are put, and how."""
+"""Peers that live in folders of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""redis-py: its own asyncio Lock, and the two commands that a lock is made of."""
+"""redis-py: its asyncio Lock, or the two commands that a lock is made of."""
 
 from __future__ import annotations
 

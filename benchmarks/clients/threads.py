@@ -1,4 +1,4 @@
-"""python-redis-lock, which blocks, and so is used in threads."""
+"""python-redis-lock: it blocks, so it is used in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that acquire and release, each its own name."""
+"""Tasks that acquire, then release, each its own name."""
 
 from __future__ import annotations
 

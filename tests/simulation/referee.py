@@ -1,4 +1,4 @@
-"""Holds each lease and each wait against what the design promises to users."""
+"""Holds each lease against what the design promises to users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds each script call and each grant against the rules of the protocol."""
+"""Holds each script call against the rules of the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""True time, and whose turn it is."""
+"""True time, which gives each host its turn."""
 
 from __future__ import annotations
 
