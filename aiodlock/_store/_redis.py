@@ -14,6 +14,7 @@ from .._names import Keys
 from ._api import (
     Acquisition,
     Granted,
+    NoAnswer,
     NotOurs,
     Refused,
     Released,
@@ -36,6 +37,9 @@ _INSPECT: Final = Script("inspect")
 # Of an acquire, and of a release: how many keys, four keys, four arguments.
 _PARTS: Final = 1 + 4 + 4
 _FLAG: Final = {False: bulk("0"), True: bulk("1")}
+
+# Of so many the copies are remembered that may still come: a minute of an outage.
+_GIVEN_UP_MAX: Final = 1000
 
 _NOT_A_LOCK: Final = "(a key that is not a lock)"
 
@@ -63,6 +67,7 @@ class RedisStore:
         # None: it holds, or is being released. Bound: as many as acquire or hold.
         self._ours: dict[str, Waiter | None] = {}
         self._listening: set[str] = set()
+        self._given_up: dict[str, list[int]] = {}  # Releases without an answer: what `asked` was.
         self._background = Background()
         self._router = router(self._poke_all)
         channel = _names.inbox(prefix, client_id)
@@ -129,6 +134,9 @@ class RedisStore:
             reply = await self._caller.answer(call, within)
         except NameTakenError:
             return Released(False, _NOT_A_LOCK, acquisition.releases > 1)
+        except NoAnswer:
+            self._remember(acquisition)
+            raise
         standing = None if reply[0] == 2 else maybe_text(reply[1])
         return Released(reply[0] == 1, standing, acquisition.releases > 1)
 
@@ -161,6 +169,13 @@ class RedisStore:
         await self._inbox.aclose()
         await self._router.aclose()
 
+    def _remember(self, acquisition: Acquisition) -> None:
+        """Where copies of its acquires may still be, for it may be handed the lock after this."""
+        if acquisition.asked:
+            self._given_up[acquisition.token] = acquisition.asked
+            if len(self._given_up) > _GIVEN_UP_MAX:
+                del self._given_up[next(iter(self._given_up))]
+
     # What replies and messages say about our own waiters; called where they are read, so that a
     # cancelled caller cannot keep the news from the one whom it concerns.
 
@@ -190,9 +205,7 @@ class RedisStore:
         if value.owner_token not in self._ours:
             # Only the key is known here; it stands in for the name, in a log line at most.
             stray = Acquisition(keys.lock, keys, value.owner_token)
-            # It may have been given up unanswered: copies of its acquires may be anywhere. (No
-            # connection has this number.)
-            stray.asked.append(0)
+            stray.asked.extend(self._given_up.pop(value.owner_token, ()))
             self._background.start(
                 self.release(stray, within=self._request_timeout), "giving back a stray hand-off"
             )
