@@ -27,7 +27,7 @@ class Row:
     work: str
     tasks: int
     clients: tuple[str, ...]
-    window_s: float = 1.0
+    window_s: float = 0.6
     quick: tuple[str, ...] = ()
     quick_window_s: float = 0.5
     processes: int = 1
@@ -63,50 +63,51 @@ ROWS: Final = (
     ),
     Row(
         "cycle-1000", "1000 tasks, own names", "cycles", 1000,
-        (*_CYCLES, "redis-py-pool"), quick=("aiodlock", "redis-py-pool", "floor-own"),
+        (*_BASE, "aiodlock-with", "redis-py-pool", "floor", "fifo", "aiodlock-uvloop", "node-redlock"),
+        quick=("aiodlock", "redis-py-pool", "floor-own"),
     ),
     Row("handoff-2", "2 tasks, one name", "compete", 2, _COMPETE, quick=_QUEUES),
     Row("handoff-10", "10 tasks, one name", "compete", 10, _QUEUES, quick=_BASE),
     Row(
         "handoff-100", "100 tasks, one name", "compete", 100,
-        (*_COMPETE, "redis-py-pool", *_LOOPS), window_s=3.0,
+        (*_COMPETE, "redis-py-pool", "aiodlock-uvloop"), window_s=2.0,
         quick=(*_QUEUES, "python-redis-lock"), quick_window_s=1.0,
     ),
     Row(
         "handoff-1000", "1000 tasks, one name", "compete", 1000,
-        ("aiodlock", "redis-py-pool", "floor-own", "fifo"), window_s=3.0,
+        ("aiodlock", "redis-py-pool", "floor-own", "fifo"), window_s=2.0,
     ),
     Row(
         "processes", "4 processes with 5 tasks each, one name", "compete", 5,
-        (*_COMPETE, *_LOOPS), window_s=2.0, quick=_QUEUES, quick_window_s=1.0, processes=4,
+        (*_COMPETE, "aiodlock-uvloop"), window_s=1.5, quick=_QUEUES, quick_window_s=1.0, processes=4,
     ),
     Row(
         "idle-10", "10 waiters, nothing happens", "wait", 10, ("aiodlock", "redis-py", "fifo"),
-        window_s=5.0,
+        window_s=3.0,
     ),
     Row(
         "idle-100", "100 waiters, nothing happens", "wait", 100,
-        ("aiodlock", "redis-py-pool", "fifo", "python-redis-lock", "redis-lock-py"), window_s=5.0,
+        ("aiodlock", "redis-py-pool", "fifo", "python-redis-lock", "redis-lock-py"), window_s=3.0,
         quick=("aiodlock", "redis-py-pool"), quick_window_s=4.0,
     ),
     Row(
         "idle-1000", "1000 waiters, nothing happens", "wait", 1000,
-        ("aiodlock", "redis-py-pool", "fifo"), window_s=5.0,
+        ("aiodlock", "redis-py-pool", "fifo"), window_s=3.0,
         quick=("aiodlock",), quick_window_s=4.0,
     ),
     Row(
         "leases-100", "100 leases held, ttl 3 s", "hold", 100,
-        ("aiodlock", "floor-own", "fifo"), window_s=6.0, ttl_s=3.0,
+        ("aiodlock", "floor-own", "fifo"), window_s=4.0, ttl_s=3.0,
     ),
     Row(
         "leases-1000", "1000 leases held, ttl 3 s", "hold", 1000,
-        ("aiodlock", "floor-own", "fifo", "python-redis-lock"), window_s=6.0, ttl_s=3.0,
+        ("aiodlock", "floor-own", "fifo", "python-redis-lock"), window_s=4.0, ttl_s=3.0,
         quick=("aiodlock", "floor-own", "fifo"), quick_window_s=4.0,
     ),
     Row(
         "leases-10000", "10,000 leases held, ttl 3 s", "hold", 10_000,
         ("aiodlock", "floor-own", "aiodlock-uvloop", "floor-own-uvloop", "fifo"),
-        window_s=6.0, ttl_s=3.0, quick=("aiodlock", "floor-own"), quick_window_s=5.0,
+        window_s=4.0, ttl_s=3.0, quick=("aiodlock", "floor-own"), quick_window_s=4.0,
     ),
     Row(
         "memory", "2000 leases held, allocations traced", "traced", 2000,
