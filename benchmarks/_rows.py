@@ -63,10 +63,10 @@ ROWS: Final = (
     ),
     Row(
         "cycle-1000", "1000 tasks, own names", "cycles", 1000,
-        (*_BASE, "aiodlock-with", "redis-py-pool", "floor", "fifo", "aiodlock-uvloop", "node-redlock"),
+        (*_BASE, "aiodlock-with", "aiodlock-uvloop", "redis-py-pool", "floor", "fifo"),
         quick=("aiodlock", "redis-py-pool", "floor-own"),
     ),
-    Row("handoff-2", "2 tasks, one name", "compete", 2, _COMPETE, quick=_QUEUES),
+    Row("handoff-2", "2 tasks, one name", "compete", 2, _QUEUES, quick=_QUEUES),
     Row("handoff-10", "10 tasks, one name", "compete", 10, _QUEUES, quick=_BASE),
     Row(
         "handoff-100", "100 tasks, one name", "compete", 100,
@@ -79,7 +79,8 @@ ROWS: Final = (
     ),
     Row(
         "processes", "4 processes with 5 tasks each, one name", "compete", 5,
-        (*_COMPETE, "aiodlock-uvloop"), window_s=1.5, quick=_QUEUES, quick_window_s=1.0, processes=4,
+        (*_COMPETE, "aiodlock-uvloop"), window_s=1.5, processes=4,
+        quick=_QUEUES, quick_window_s=1.0,
     ),
     Row(
         "idle-10", "10 waiters, nothing happens", "wait", 10, ("aiodlock", "redis-py", "fifo"),
@@ -106,7 +107,7 @@ ROWS: Final = (
     ),
     Row(
         "leases-10000", "10,000 leases held, ttl 3 s", "hold", 10_000,
-        ("aiodlock", "floor-own", "aiodlock-uvloop", "floor-own-uvloop", "fifo"),
+        ("aiodlock", "floor-own", "fifo"),
         window_s=4.0, ttl_s=3.0, quick=("aiodlock", "floor-own"), quick_window_s=4.0,
     ),
     Row(
