@@ -85,6 +85,14 @@ def chaos(session: nox.Session) -> None:
     session.run("python", "-m", "tests.chaos", *session.posargs)
 
 
+@nox.session(python=PYTHONS[-1], default=False)  # On 3.11.7 its call tracking ends the interpreter.
+def mutmut(session: nox.Session) -> None:
+    """Spoil the pure modules line by line; people look at what survives."""
+    session.install("-e", ".", "--group", "dev", "--group", "mutmut")
+    session.run("mutmut", "run", "--max-children", "2", success_codes=[0, 1])
+    session.run("mutmut", "results")
+
+
 @nox.session(python=PYTHONS[0], default=False)
 def bench(session: nox.Session) -> None:
     """Side by side with other lock libraries and the floor; arguments go to the benchmarks."""

@@ -62,6 +62,11 @@ class Lease:
     `async with lease` releases it at the end of the block.
     """
 
+    _is_gone = False  # Nothing of this acquisition is left that we could remove.
+    _body: Body | None = None
+    _body_left: asyncio.Event | None = None
+    _over: asyncio.Event | None = None
+
     def __init__(
         self,
         store: Store,
@@ -81,10 +86,6 @@ class Lease:
         self._validity = Validity(
             granted.deadline, auto_extend=terms.auto_extend, max_hold=terms.max_hold
         )
-        self._is_gone = False  # Nothing of this acquisition is left that we could remove.
-        self._body: Body | None = None
-        self._body_left: asyncio.Event | None = None
-        self._over: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
 
     # What a holder asks without I/O.
@@ -288,7 +289,7 @@ class Lease:
         )
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if getattr(self, "_is_gone", True):
+        if self._is_gone or not hasattr(self, "_loop"):
             return
         keeper, token, store = self._keeper, self.owner_token, self._store
 

@@ -96,8 +96,7 @@ class Watchdogs:
             for token, wake in self._resting.pop(step).items():
                 del self._steps[token]
                 if wake is None:
-                    # By itself: one that fails must not keep the others asleep.
-                    self._loop.call_soon(self._begin, token)
+                    self._begin(token)
                 elif not wake.done():
                     wake.set_result(None)
         if self._resting:
@@ -108,11 +107,16 @@ class Watchdogs:
             self._timer.cancel()
 
     def _begin(self, token: str) -> None:
-        reference = self._leases.get(token)  # None: it was released in this turn.
-        lease = None if reference is None else reference()
-        if lease is not None:
+        """Never raises: one that fails must not keep the others asleep."""
+        lease = self._leases[token]()
+        if lease is None:
+            return
+        try:
             watchdog = self._awake[token] = Watchdog(lease, self._store, self)
             watchdog.begin(lease)
+        except Exception as error:
+            message = f"the watchdog of {lease!r} did not begin"
+            self._loop.call_exception_handler({"message": message, "exception": error})
 
 
 class Watchdog:

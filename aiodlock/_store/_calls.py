@@ -54,37 +54,33 @@ class Caller:
         self._borrowing = asyncio.Lock()
         self._borrowers = 0
 
-    async def answer(self, call: Call, within: float) -> Any:
-        """The same as `reply`, from as many tries as *within* seconds allow."""
-        end = self._loop.time() + within
-        while True:
-            try:
-                return await self.reply(call, within)
-            except NoAnswer:
-                within = end - self._loop.time() - _PAUSE_S
-                if within <= 0:
-                    raise
-            await asyncio.sleep(_PAUSE_S)
-
-    async def reply(self, call: Call, within: float) -> Any:
-        """What the script returned, from one try.
+    async def reply(self, call: Call, within: float, *, insists: bool = False) -> Any:
+        """What the script returned, from one try; from as many as there is time for, if it insists.
 
         Raises:
             NoAnswer, NotAllowedError, NameTakenError: As a store does.
         """
         end = self._loop.time() + within
-        link = self._router.link(call.key) or await self._linked(call, within)
-        if call.takes and (node := self._router.node(call.key)) not in self._allowed:
-            await self._probe(node, call, end)
-            link = self._router.link(call.key) or await self._linked(call, end - self._loop.time())
-        reply = await self._around(call, link, end) if link.is_suspect else None
-        if reply is None:
-            reply = await link.call(call, end, self._repeat if call.may_repeat else None)
-        return await self._troubled(call, reply, end) if isinstance(reply, Exception) else reply
+        while True:
+            try:
+                link = self._router.link(call.key) or await self._linked(call, end)
+                if call.takes and self._router.node(call.key) not in self._allowed:
+                    await self._probe(call, end)
+                    link = self._router.link(call.key) or await self._linked(call, end)
+                reply = await self._around(call, link, end) if link.is_suspect else None
+                if reply is None:
+                    reply = await link.call(call, end, self._repeat if call.may_repeat else None)
+                if isinstance(reply, Exception):
+                    return await self._troubled(call, reply, end)
+                return reply
+            except NoAnswer:
+                if not insists or self._loop.time() + _PAUSE_S >= end:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
 
-    async def _linked(self, call: Call, within: float) -> Link:
+    async def _linked(self, call: Call, end: float) -> Link:
         try:
-            return await self._router.linked(call.key, within)
+            return await self._router.linked(call.key, end - self._loop.time())
         except FAILURES as error:  # A NoAnswer is fit to be raised as it is.
             raise trouble(error, call.name) from error
 
@@ -104,8 +100,9 @@ class Caller:
         is_reply = not isinstance(reply, Exception) or isinstance(reply, ResponseError)
         return reply if is_reply else None
 
-    async def _probe(self, node: str, call: Call, end: float) -> None:
+    async def _probe(self, call: Call, end: float) -> None:
         """Once for each node: may we do what locks need? Refused, it is asked again next time."""
+        node = self._router.node(call.key)
         probe = self._probes.get(node)
         if probe is None:
             about = SimpleCall(_PROBE, call.name, [f"{call.key}:probe"], self._channel)
@@ -123,7 +120,7 @@ class Caller:
     async def _rights(self, about: Call) -> Exception | None:
         """Why we may not do what locks need, for all who wait for it."""
         try:
-            (refusal,) = await self.answer(about, self._request_timeout)
+            (refusal,) = await self.reply(about, self._request_timeout, insists=True)
         except (NoAnswer, LockError) as error:
             return error
         if refusal:

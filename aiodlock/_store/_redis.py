@@ -131,7 +131,7 @@ class RedisStore:
     async def release(self, acquisition: Acquisition, *, within: float) -> Released:
         call = _Release(acquisition, self._packed_us, self._notice_released)
         try:
-            reply = await self._caller.answer(call, within)
+            reply = await self._caller.reply(call, within, insists=True)
         except NameTakenError:
             return Released(False, _NOT_A_LOCK, acquisition.releases > 1)
         except NoAnswer:
@@ -142,7 +142,7 @@ class RedisStore:
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         call = SimpleCall(_INSPECT, name, [keys.lock, keys.queue])
-        reply = await self._caller.answer(call, within)
+        reply = await self._caller.reply(call, within, insists=True)
         return Standing(maybe_text(reply[0]), reply[1], reply[2])
 
     def enlist(self, token: str, waiter: Waiter) -> None:
