@@ -50,7 +50,7 @@ PLOTS: Final = (
     ),
     Plot(
         "cpu-against-leases.svg", "Client CPU for leases held, s/s", "leases", "leases, ttl 3 s",
-        "client_cpu_s_per_s", ("aiodlock", "fifo", "python-redis-lock", "floor-own"),
+        "client_cpu_s_per_s", ("aiodlock", "fifo", "floor-own"),
     ),
 )  # fmt: skip
 COLORS: Final = {
@@ -58,7 +58,6 @@ COLORS: Final = {
     "redis-py": "#c4452d",
     "redis-py-pool": "#d98e04",
     "fifo": "#6b4fa0",
-    "python-redis-lock": "#2f8f4e",
     "floor-own": "#4a4a4a",
 }
 """The same in every plot."""
