@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from aiodlock._store import _extensions, _redis
@@ -47,16 +48,17 @@ class Mutant:
 
 
 @contextmanager
-def method_mutant(owner: type, name: str, old: str, new: str) -> Iterator[None]:
-    """The method *name* of *owner* with *new* where *old* stood, exactly once."""
+def function_mutant(owner: type | ModuleType, name: str, old: str, new: str) -> Iterator[None]:
+    """The function *name* of a class or a module with *new* where *old* stood, exactly once."""
     sound = inspect.getattr_static(owner, name)
     source = textwrap.dedent(inspect.getsource(sound))
     assert source.count(old) == 1, f"no mutant: {old!r} in {owner.__name__}.{name}"
     # As the module that it comes from, where annotations are not evaluated.
     flags = __future__.annotations.compiler_flag
     code = compile(source.replace(old, new), f"<mutant of {name}>", "exec", flags=flags)
+    module = owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__]
     space: dict[str, Any] = {}
-    exec(code, vars(sys.modules[owner.__module__]), space)
+    exec(code, vars(module), space)
     setattr(owner, name, space[name])
     try:
         yield

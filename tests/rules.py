@@ -4,11 +4,8 @@ Run as a program it prints the table of what is noticed by what.
 """
 
 from __future__ import annotations
-import __future__
 
-import inspect
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -33,7 +30,7 @@ from aiodlock._store._wire import Held
 from aiodlock._validity import Validity
 from aiodlock._waiting import Wait
 from aiodlock._watchdog import Watchdog, Watchdogs
-from tests.mutants import Mutant, method_mutant
+from tests.mutants import Mutant, function_mutant
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,7 @@ class Line:
     new: str
 
     def applied(self) -> AbstractContextManager[None]:
-        if isinstance(self.owner, ModuleType):
-            return _function_mutant(self.owner, self.function, self.old, self.new)
-        return method_mutant(self.owner, self.function, self.old, self.new)
+        return function_mutant(self.owner, self.function, self.old, self.new)
 
     @property
     def place(self) -> str:
@@ -117,20 +112,6 @@ class Rule:
     id: str
     sentence: str
     proofs: tuple[Proof | Elsewhere, ...]
-
-
-@contextmanager
-def _function_mutant(module: ModuleType, name: str, old: str, new: str) -> Iterator[None]:
-    """The function *name* of *module* with *new* where *old* stood, exactly once."""
-    sound = vars(module)[name]
-    source = textwrap.dedent(inspect.getsource(sound))
-    assert source.count(old) == 1, f"no mutant: {old!r} in {module.__name__}.{name}"
-    flags = __future__.annotations.compiler_flag
-    code = compile(source.replace(old, new), f"<mutant of {name}>", "exec", flags=flags)
-    space: dict[str, Any] = {}
-    exec(code, vars(module), space)
-    with mock.patch.object(module, name, space[name]):
-        yield
 
 
 def _invariant(label: str) -> Elsewhere:

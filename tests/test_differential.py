@@ -37,7 +37,7 @@ from tests import engines
 from tests import model as model_module
 from tests.by_hand import ONE, OTHER, PREFIX, A, B, C, client_id
 from tests.model import Kept, Model, ServerError, _Name
-from tests.mutants import Mutant, method_mutant
+from tests.mutants import Mutant, function_mutant
 from tests.test_invariants import MUTANTS as MUTANTS_OF_INVARIANTS
 
 pytestmark = pytest.mark.deep
@@ -973,7 +973,7 @@ def test_model_with_a_spoilt_line_differs(
     own_server: LockServer, owner: type, method: str, old: str, new: str
 ) -> None:
     """And so is a fault of the model's own."""
-    spoilt = method_mutant(owner, method, old, new)
+    spoilt = function_mutant(owner, method, old, new)
     with spoilt, World(own_server) as world, pytest.raises(Difference):
         compare(world, examples=EXAMPLES_FOR_MUTANT, repeatable=True)
 

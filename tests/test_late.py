@@ -17,7 +17,7 @@ from aiodlock._waiting import Wait
 from tests.by_hand import A, ByHand, D, client_id
 from tests.conftest import MakeClient
 from tests.keys import leftovers
-from tests.mutants import Mutant, method_mutant, sha_of
+from tests.mutants import Mutant, function_mutant, sha_of
 from tests.proxy import ChaosProxy
 from tests.until import until
 
@@ -124,7 +124,7 @@ async def check_poll_over_a_lost_connection_does_not_count(world: World) -> None
 
 def rule(text: str, instead: str = "True") -> AbstractContextManager[None]:
     """One of the rules by which a waiter trusts a message, put out."""
-    return method_mutant(Wait, "_take_hand_over", text, instead)
+    return function_mutant(Wait, "_take_hand_over", text, instead)
 
 
 RULES: list[tuple[Check, str]] = [

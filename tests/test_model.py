@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aiodlock import _names
 from tests import by_hand
 from tests.model import Kept, Model, Reply, ServerError, _Members, _Name
-from tests.mutants import method_mutant
+from tests.mutants import function_mutant
 
 KEYS: Final = [key.encode() for key in _names.keys(by_hand.PREFIX, "name")]
 LOCK, FENCE, QUEUE, ALIVE = KEYS
@@ -296,5 +296,5 @@ def test_model_with_a_spoilt_line_breaks_a_rule(
         database=None,
         phases=[Phase.generate],
     )(given(sequences)(keeps_the_rules))
-    with method_mutant(owner, method, old, new), pytest.raises(AssertionError):
+    with function_mutant(owner, method, old, new), pytest.raises(AssertionError):
         check()

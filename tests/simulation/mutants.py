@@ -19,7 +19,7 @@ from aiodlock._waiting import Wait
 from aiodlock._watchdog import Watchdog
 from tests import model
 from tests.model import Model, Reply, _Name
-from tests.mutants import method_mutant
+from tests.mutants import function_mutant
 from tests.simulation.one import RATE_SHARE
 
 
@@ -36,7 +36,7 @@ class Mutant:
 def _changed(
     name: str, owner: type, method: str, old: str, new: str, faults: tuple[str, ...] | None = None
 ) -> Mutant:
-    return Mutant(name, lambda: method_mutant(owner, method, old, new), faults)
+    return Mutant(name, lambda: function_mutant(owner, method, old, new), faults)
 
 
 def _replaced(
