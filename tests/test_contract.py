@@ -938,7 +938,7 @@ def test_rule_that_is_written_runs_on_every_store_or_has_a_reason_on_record() ->
     """No rule is left unregistered, none is left out silently, no store appears twice."""
     written = {
         name
-        for name, function in inspect.getmembers(sys.modules[__name__], inspect.iscoroutinefunction)
+        for name, function in inspect.getmembers(sys.modules[__name__], inspect.isfunction)
         if [p.annotation for p in inspect.signature(function).parameters.values()] == ["World"]
     }
     assert written == set(RULES), "a rule that is not registered does not run"
