@@ -89,16 +89,16 @@ ROWS: Final = (
     ),
     Row(
         "idle-10", "10 waiters, nothing happens", "wait", 10, ("aiodlock", "redis-py", "fifo"),
-        window_s=3.0, most_rounds=3,
+        window_s=6.0, most_rounds=3,
     ),
     Row(
         "idle-100", "100 waiters, nothing happens", "wait", 100,
-        ("aiodlock", "redis-py-pool", "fifo", "python-redis-lock"), window_s=3.0,
+        ("aiodlock", "redis-py-pool", "fifo"), window_s=6.0,
         quick=("aiodlock", "redis-py-pool"), quick_window_s=4.0,
     ),
     Row(
         "idle-1000", "1000 waiters, nothing happens", "wait", 1000,
-        ("aiodlock", "redis-py-pool"), window_s=3.0,
+        ("aiodlock", "redis-py-pool"), window_s=6.0,
         quick=("aiodlock",), quick_window_s=4.0,
     ),
     Row(

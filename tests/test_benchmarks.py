@@ -19,6 +19,7 @@ import redis.asyncio
 import benchmarks.clients
 from aiodlock.testing import LockServer
 from benchmarks import _server, _stays
+from benchmarks.__main__ import ROUNDS
 from benchmarks._gates import GATES, MET, MISSED, UNKNOWN, WITHIN, Gate, judged, judgement
 from benchmarks._hand import Failed
 from benchmarks._measure import measure
@@ -434,6 +435,13 @@ def test_page_of_the_documentation_says_what_the_results_say(tmp_path: Path) -> 
     copy.write_text(f"{before(text)}{BEGIN}\n{END}{after(text)}")
     write_into(copy, Results.load(DOCS / "benchmarks" / "results.json"))
     assert copy.read_text() == text
+
+
+def test_results_of_the_documentation_are_five_rounds_of_a_commit() -> None:
+    """Neither a quick look nor a tree that nobody can get again."""
+    results = Results.load(DOCS / "benchmarks" / "results.json")
+    assert (results.parameters["rounds"], results.parameters["quick"]) == (ROUNDS, False)
+    assert "dirty" not in results.about["commit"]
 
 
 def test_plots_of_the_documentation_are_there() -> None:
