@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from importlib import resources
 from typing import NamedTuple, Self
 
 import pytest
 from redis.asyncio import Redis
 
 from aiodlock import Lease, LeaseLostError, Lock, _clock
+from aiodlock._store._wire import Script
 from aiodlock._watchdog import Watchdog
 from tests import leaks
 
@@ -98,8 +98,7 @@ async def extensions_seen(redis: Redis) -> AsyncIterator[list[float]]:
 
 async def script_digest(redis: Redis, name: str) -> str:
     """How requests for one of our scripts can be told from others; the server knows it then."""
-    text = resources.files("aiodlock._store").joinpath(f"lua/{name}.lua").read_text()
-    return str(await redis.script_load(text))
+    return str(await redis.script_load(Script(name).text))
 
 
 def watchdogs() -> list[str]:

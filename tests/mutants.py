@@ -3,7 +3,6 @@
 from __future__ import annotations
 import __future__
 
-import hashlib
 import inspect
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from aiodlock._store import _extensions, _redis
-from aiodlock._store._wire import Script, pack
+from aiodlock._store._wire import Script, digest, pack
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,17 @@ class Mutant:
     def applied(self) -> Iterator[None]:
         """Whoever calls the script in this process calls the spoilt one."""
         script = script_of(self.script)
-        sound = script.evalsha, script.eval
-        text = text_of(self.script)
+        sound = vars(script).copy()
+        text = script.text
         spoilt = text.replace(self.old, self.new)
         assert (text.count(self.old), spoilt != text) == (1, True), f"no mutant: {self}"
-        script.evalsha = _replaced(script.evalsha, _sha(text), _sha(spoilt))
+        script.text = spoilt
+        script.evalsha = _replaced(script.evalsha, digest(text), digest(spoilt))
         script.eval = _replaced(script.eval, text, spoilt)
         try:
             yield
         finally:
-            script.evalsha, script.eval = sound
+            vars(script).update(sound)
 
 
 @contextmanager
@@ -79,17 +79,12 @@ def script_of(name: str) -> Script:
 
 def text_of(name: str) -> str:
     """The script's text as it is sent now."""
-    _, _, length, rest = script_of(name).eval.split(b"\r\n", 3)
-    return rest[: int(length[1:])].decode()
+    return script_of(name).text
 
 
 def sha_of(name: str) -> bytes:
     """What its calls contain, for the rules of the proxy."""
-    return _sha(text_of(name)).encode()
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return digest(text_of(name)).encode()
 
 
 def _replaced(packed: bytes, old: str, new: str) -> bytes:

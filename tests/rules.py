@@ -1065,7 +1065,7 @@ _DEADLINES: Final = (
                 "test_watchdog_starts_when_the_first_extension_is_due_and_ends_with_the_release",
             ),
             Proof(
-                Line(_Shared, "parts", " if not sharer.answer.done()", ""),
+                Line(_Shared, "parts", "self.waiting", "self._sharers"),
                 "tests/test_survivors.py::"
                 "test_lease_released_in_the_turn_of_an_extension_is_not_in_the_call",
             ),

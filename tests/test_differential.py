@@ -14,7 +14,6 @@ lives from the server, so that differences do not add up.
 from __future__ import annotations
 
 import ast
-import hashlib
 import os
 import socket
 from collections import Counter
@@ -32,6 +31,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from aiodlock import _names
+from aiodlock._store._wire import digest
 from aiodlock.testing import LockServer, lock_server
 from tests import engines
 from tests import model as model_module
@@ -124,8 +124,8 @@ class Script(Step):
 
     def commands(self, world: World) -> list[tuple[bytes, ...]]:
         script, keys, args = self.call(world)
-        digest = hashlib.sha1(world.texts[script].encode(), usedforsecurity=False).hexdigest()
-        return [(b"EVALSHA", digest.encode(), b"%d" % len(keys), *keys, *args)]
+        sha = digest(world.texts[script]).encode()
+        return [(b"EVALSHA", sha, b"%d" % len(keys), *keys, *args)]
 
     def apply(self, model: Model, world: World) -> object:
         return model.run(*self.call(world))

@@ -8,11 +8,12 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
-from aiodlock import LockClient, NotAllowedError
+from aiodlock import LockClient, NotAllowedError, _store
 from aiodlock.testing import LockServer
 from tests import topologies, wire
 from tests.keys import leftovers
@@ -213,7 +214,8 @@ async def is_free(redis: Redis) -> bool:
 
 def test_least_permissions_name_no_command_that_no_script_uses() -> None:
     """Whoever takes a command out of the scripts takes it out of this list as well."""
-    scripts = "\n".join(path.read_text() for path in wire._LUA.glob("*.lua"))
+    lua = Path(_store.__file__).parent / "lua"
+    scripts = "\n".join(path.read_text() for path in lua.glob("*.lua"))
     commands = [rule[1:] for rule in LEAST_PERMISSIONS if rule.startswith("+")]
     for command in set(commands) - {"eval", "evalsha", "subscribe"}:
         assert f"call('{command.upper()}'" in scripts, command

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from redis.asyncio import Connection, ConnectionPool, Redis
 
-import aiodlock
+from aiodlock._store._wire import Script, digest
 from tests.proxy import ChaosProxy, Fault
 
 FOR_EVER_S = 60.0
 """Longer than any test: a stall of this length never ends while it runs."""
 
-_LUA = Path(aiodlock.__file__).parent / "_store" / "lua"
-
 
 def sha(script: str) -> bytes:
     """The digest by which ``EVALSHA`` names a script of ours, as it stands in a request."""
-    text = (_LUA / f"{script}.lua").read_bytes()
-    return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+    return digest(Script(script).text).encode()
 
 
 def stall(proxy: ChaosProxy, script: str = "", n: int = 1) -> Fault:

@@ -47,8 +47,7 @@ class _Shared(Call):
 
     def parts(self, number: int) -> tuple[int, bytes]:
         # Not for who was released meanwhile: no extension may leave after its release.
-        asked = [sharer for sharer in self._sharers if not sharer.answer.done()]
-        self._asked[number] = asked
+        asked = self._asked[number] = self.waiting
         keys = [sharer.acquisition.keys.lock for sharer in asked]
         values = [sharer.value for sharer in asked]
         parts = (str(len(keys)), *keys, str(self._ttl_ms), *values)
@@ -64,9 +63,9 @@ class _Shared(Call):
                 sharer.settle([is_ours, answer])
 
     @property
-    def is_over(self) -> bool:
-        """Whether nobody waits any more."""
-        return all(sharer.answer.done() for sharer in self._sharers)
+    def waiting(self) -> list[_Sharer]:
+        """Those who have no answer, and have not left."""
+        return [sharer for sharer in self._sharers if not sharer.answer.done()]
 
     @property
     def is_alone(self) -> bool:
@@ -75,8 +74,7 @@ class _Shared(Call):
 
     def apart(self) -> list[_Shared]:
         """A call for each of those who still wait."""
-        waiting = (sharer for sharer in self._sharers if not sharer.answer.done())
-        return [_Shared([sharer], self._ttl_ms) for sharer in waiting]
+        return [_Shared([sharer], self._ttl_ms) for sharer in self.waiting]
 
     def fail(self, error: LockError | NoAnswer) -> None:
         """Nobody who still waits gets an answer."""
@@ -161,7 +159,7 @@ class Extensions:
         task.add_done_callback(end)
 
     async def _ask(self, call: _Shared, ends_at: float) -> None:
-        if call.is_over:
+        if not call.waiting:
             return
         try:
             await self._caller.reply(call, ends_at - self._loop.time())

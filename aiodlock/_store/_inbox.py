@@ -7,11 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from redis.exceptions import RedisError
-
 from .. import _clock
 from ._api import NoAnswer
-from ._wire import FAILURES, Held, Source, as_reply, command, text, trouble
+from ._wire import FAILURES, Held, Source, command, text, trouble
 
 _log = logging.getLogger("aiodlock")
 
@@ -96,11 +94,11 @@ class Inbox:
             async with asyncio.timeout(self._request_timeout):
                 self._held = held = await Held.take(self._source())
                 await held.send(command("SUBSCRIBE", self._channel))
-                _checked(await _next(held), self._channel)
+                _checked(await held.read(pushed=True), self._channel)
             was_heard = self.hears = True
             self._on_hear()
             while True:
-                self._read(await _next(held))
+                self._read(await held.read(pushed=True))
         except (NoAnswer, *FAILURES) as error:
             return was_heard, error
         finally:
@@ -127,13 +125,6 @@ class Inbox:
                 await self._held.cut()
         finally:
             self._pong = None
-
-
-async def _next(held: Held) -> Any:
-    try:
-        return await held.read_or_raise(pushed=True)
-    except RedisError as error:
-        return as_reply(error)
 
 
 def _checked(reply: Any, channel: str) -> None:

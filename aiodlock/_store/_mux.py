@@ -114,7 +114,7 @@ class Link:
         call.sent(self.number)
         if self._timer is None or self._due_at > request.late_at:
             self._watch(request.late_at)
-        self._queue(request, call.request(self.number), now)
+        self._queue(request, call.request(self.number))
         return request.answer
 
     def drop(self, cause: Exception | str) -> None:
@@ -129,12 +129,11 @@ class Link:
         self.closing = self._loop.create_task(self._close(), name="aiodlock closing")
         self._on_lost(self)
 
-    def _queue(self, request: Request, packed: bytes, now: float) -> None:
+    def _queue(self, request: Request, packed: bytes) -> None:
         """Alone, it is written at once; among others with them, in this turn of the loop."""
         self._outstanding.append(request)
         self._unwritten.append(packed)
         if len(self._outstanding) == 1:
-            self._quiet_from = now
             self._write()
         elif len(self._unwritten) == 1:
             self._loop.call_soon(self._write)
@@ -223,7 +222,7 @@ class Link:
         if request.evaluates:
             self._loading.add(request.call.script)
         packed = request.call.request(self.number, by_text=request.evaluates)
-        self._queue(request, packed, self._heard_at)
+        self._queue(request, packed)
 
     def _watch(self, at: float) -> None:
         """See to it that `_on_time` runs at *at* or before: one timer for all requests."""

@@ -96,10 +96,10 @@ class Held:
     def send(self, packed: bytes) -> Coroutine[Any, Any, None]:
         return self.connection.send_packed_command((packed,), check_health=False)
 
-    async def read(self) -> Any:
-        """The next reply, an error reply as its exception."""
+    async def read(self, *, pushed: bool = False) -> Any:
+        """The next reply, an error reply as its exception; *pushed* messages too if asked."""
         try:
-            return await self.read_or_raise()
+            return await self.read_or_raise(pushed=pushed)
         except RedisError as error:
             return as_reply(error)
 
@@ -130,11 +130,15 @@ class Script:
     """
 
     def __init__(self, name: str, *, by_text: bool = False) -> None:
-        text = resources.files(__package__).joinpath(f"lua/{name}.lua").read_text("utf-8")
-        sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self.name = name
-        self.eval = pack("EVAL", text)
-        self.evalsha = self.eval if by_text else pack("EVALSHA", sha)
+        self.text = resources.files(__package__).joinpath(f"lua/{name}.lua").read_text("utf-8")
+        self.eval = pack("EVAL", self.text)
+        self.evalsha = self.eval if by_text else pack("EVALSHA", digest(self.text))
+
+
+def digest(text: str) -> str:
+    """By which EVALSHA knows the script *text*."""
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 class Call:

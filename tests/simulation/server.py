@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
-from importlib import resources
 from typing import Any, Final, TypeAlias
 
 import hiredis
 
+from aiodlock._store._wire import Script, digest
 from tests.model import Kept, Model, ServerError
 from tests.simulation.network import Wire
 from tests.simulation.world import World
@@ -20,19 +19,7 @@ OnScript: TypeAlias = Callable[[str, list[bytes], list[bytes], "list[Any] | None
 _SCRIPTS: Final = ("acquire", "extend", "release", "discard", "inspect", "probe")
 # Somewhere in 2023; true time 0 of every simulation.
 _BEGAN_AT_US: Final = 1_700_000_000_000_000
-
-
-def _digests() -> dict[bytes, str]:
-    lua = resources.files("aiodlock._store").joinpath("lua")
-    return {
-        hashlib.sha1(lua.joinpath(f"{name}.lua").read_bytes(), usedforsecurity=False)
-        .hexdigest()
-        .encode(): name
-        for name in _SCRIPTS
-    }
-
-
-_DIGESTS: Final = _digests()
+_DIGESTS: Final = {digest(Script(name).text).encode(): name for name in _SCRIPTS}
 
 
 class SimulatedServer:
@@ -131,9 +118,9 @@ class SimulatedServer:
         if command == b"EVALSHA" and parts[1] not in self._loaded:
             return ServerError("NOSCRIPT No matching script. Please use EVAL.")
         if command == b"EVAL":
-            digest = hashlib.sha1(parts[1], usedforsecurity=False).hexdigest().encode()
-            self._loaded.add(digest)
-            return self._run(digest, parts)
+            sha = digest(parts[1].decode()).encode()
+            self._loaded.add(sha)
+            return self._run(sha, parts)
         if command == b"EVALSHA":
             return self._run(parts[1], parts)
         if command == b"SUBSCRIBE":
@@ -147,9 +134,9 @@ class SimulatedServer:
             return _HELLO
         raise AssertionError(f"no client of ours sends {parts!r}")
 
-    def _run(self, digest: bytes, parts: list[bytes]) -> Answer:
+    def _run(self, sha: bytes, parts: list[bytes]) -> Answer:
         count = int(parts[2])
-        name, keys, args = _DIGESTS[digest], parts[3 : 3 + count], parts[3 + count :]
+        name, keys, args = _DIGESTS[sha], parts[3 : 3 + count], parts[3 + count :]
         try:
             reply = self.model.run(name, keys, args)
         except ServerError as error:
