@@ -15,10 +15,11 @@ from ._errors import (
     LostReason,
     NameTakenError,
     NotAllowedError,
+    QuorumError,
     ServerUnreachable,
 )
 from ._lease import Lease
-from ._lock import Lock, LockInfo
+from ._lock import Lock, LockInfo, Vote
 from ._waiting import Backoff
 
 __all__ = [
@@ -33,7 +34,9 @@ __all__ = [
     "LostReason",
     "NameTakenError",
     "NotAllowedError",
+    "QuorumError",
     "ServerUnreachable",
+    "Vote",
 ]
 
 logging.getLogger("aiodlock").addHandler(logging.NullHandler())

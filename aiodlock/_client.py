@@ -10,7 +10,7 @@ import os
 import socket
 import types
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from . import _clock, _names
@@ -19,6 +19,7 @@ from ._lease import Terms
 from ._lock import UNSET, Lock, LockOptions, Unset, checked_on_lost, checked_wait
 from ._running import may_await, running_loop, running_task
 from ._session import BODIES_S, Session
+from ._store._api import Store
 from ._template import Template
 from ._waiting import Backoff
 
@@ -65,11 +66,11 @@ class LockClient:
         label: str | None = None,
     ) -> None:
         # redis-py takes half a second to import; who never locks anything need not wait for it. Nor
-        # is a loop to wait for the scripts that `_redis` reads.
-        from ._store import _redis, _source  # noqa: F401
+        # is a loop to wait for the scripts, which are read by this.
+        from ._store import _server
 
-        self._redis: Redis | RedisCluster = _source.checked(redis)
-        self._make_redis: Callable[[], Redis] | None = None  # None: the user's, never closed by us.
+        self._servers = [_server.Server(redis)]
+        self._new_store: Callable[..., Store] = _server.store_of
         self._prefix = _names.checked_prefix(prefix)
         self._ttl = _clock.ttl_seconds("ttl", ttl)
         self._wait_timeout = checked_wait(wait_timeout)
@@ -80,7 +81,6 @@ class LockClient:
         self._session: Session | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._is_inherited = False
         _clients.add(self)
 
     @classmethod
@@ -113,18 +113,68 @@ class LockClient:
                 scheme.
             RuntimeError: `memory://` without fakeredis.
         """
-        from ._store import _source
+        from ._store import _server
 
-        make_redis = functools.partial(_source.of_url, url)
+        server = _server.Server.of_url(url)
         client = cls(
-            make_redis(),
+            server.redis,
             prefix=prefix,
             ttl=ttl,
             wait_timeout=wait_timeout,
             request_timeout=request_timeout,
             label=label,
         )
-        client._make_redis = make_redis
+        client._servers = [server]
+        return client
+
+    @classmethod
+    def quorum(
+        cls,
+        nodes: Sequence[Redis | str],
+        *,
+        fencing: bool = True,
+        prefix: str = "aiodlock:",
+        ttl: float = 30.0,
+        wait_timeout: float | None = None,
+        request_timeout: float = 2.0,
+        label: str | None = None,
+    ) -> Self:
+        """A client whose leases stand on a majority of independent servers.
+
+        It goes on while a minority is down. Each call of a `Lock` or `Lease` is one to every node;
+        to acquire with fencing is two. Nobody queues: waiters try again, by `Backoff()` where a
+        lock has no `retry` of its own.
+
+        Args:
+            nodes: At least 3 servers that are no replicas of each other: a `redis.asyncio.Redis`
+                of yours, which stays yours to close, or a URL. An odd number is best.
+            fencing: Whether leases have fencing tokens, which grow from grant to grant.
+            prefix: As for the class, like the rest.
+            ttl: Seconds.
+            wait_timeout: Seconds, or None.
+            request_timeout: Seconds.
+            label: Shown to people.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed, or a server is there twice.
+
+        Source: "Distributed Locks with Redis" (Redis documentation), the Redlock algorithm.
+        """
+        from ._store import _server
+
+        servers = _server.checked_nodes(nodes)
+        if not isinstance(fencing, bool):
+            raise TypeError(f"fencing must be True or False; got {fencing!r}")
+        client = cls(
+            servers[0].redis,
+            prefix=prefix,
+            ttl=ttl,
+            wait_timeout=wait_timeout,
+            request_timeout=request_timeout,
+            label=label,
+        )
+        client._servers = servers
+        client._new_store = functools.partial(_server.quorum_of, fencing=fencing)
         return client
 
     def lock(
@@ -295,7 +345,7 @@ class LockClient:
         _log.warning("an event loop was closed before its LockClient: await aclose() first")
         session.disown()
         self._session = None
-        self._replace_redis()
+        self._renew_servers()
 
     def _begin_closing(self) -> asyncio.Task[None]:
         self._forget_closed_loop()
@@ -315,24 +365,17 @@ class LockClient:
         if closing is not None and (closing.done() or closing.get_loop().is_closed()):
             self._closing = None
             if not closing.done():
-                self._replace_redis()
+                self._renew_servers()
 
-    def _replace_redis(self) -> None:
-        """Ours is made anew after its loop or process; the user's is the user's to replace."""
-        if self._make_redis is not None:
-            self._redis = self._make_redis()
+    def _renew_servers(self) -> None:
+        for server in self._servers:
+            server.renew()
 
     def _new_session(self) -> Session:
-        from ._store import _source
-        from ._store._redis import RedisStore
-
-        if self._is_inherited:
-            self._redis, self._is_inherited = _source.with_new_pool(self._redis), False
-
         client_id = _names.new_client_id()
         label = self._label or _names.label_of_host(socket.gethostname(), os.getpid())
-        store = RedisStore(
-            _source.router(self._redis, request_timeout=self._request_timeout),
+        store = self._new_store(
+            self._servers,
             prefix=self._prefix,
             client_id=client_id,
             request_timeout=self._request_timeout,
@@ -344,18 +387,15 @@ class LockClient:
             if session is not None:
                 await session.close(caller)
         finally:
-            if self._make_redis is not None:
-                redis, self._redis = self._redis, self._make_redis()
-                await redis.aclose()
+            for server in self._servers:
+                await server.aclose()
 
     def _forget_parent(self) -> None:
         """In a forked child: nothing inherited is closed or written, for the parent uses it."""
         if self._session is not None:
             self._session.disown()
-        _inherited.append((self._session, self._redis))
+        _inherited.append((self._session, [server.inherit() for server in self._servers]))
         self._session = self._closing = None
-        self._is_inherited = self._make_redis is None
-        self._replace_redis()
 
 
 def _forget_parents() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 
 class LostReason(enum.Enum):
@@ -65,6 +66,27 @@ class ServerUnreachable(LockError, ConnectionError):
     """The server gave no usable answer; `__cause__` is what was seen last."""
 
 
+class QuorumError(ServerUnreachable):
+    """The nodes of a quorum did not decide, or did not answer.
+
+    `outcome` is "unreachable" where too few answered for a majority, else "undecided": with those
+    who answered, the silent ones could make it ours or another's. `nodes` is what each node said,
+    by its address.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str,
+        outcome: Literal["unreachable", "undecided"],
+        nodes: Mapping[str, str],
+    ) -> None:
+        super().__init__(message, name=name)
+        self.outcome = outcome
+        self.nodes = dict(nodes)
+
+
 class NotAllowedError(LockError):
     """The server forbids what a lock needs; the message names what is missing."""
 
@@ -74,13 +96,14 @@ class NameTakenError(LockError):
 
 
 class LeaseLostError(LockError):
-    """The lease is not ours any more (or, TOO_LITTLE_TIME, not for long enough)."""
+    """The lease is not ours any more (or, TOO_LITTLE_TIME, not for long enough).
 
-    def __init__(self, *, name: str, fencing_token: int, reason: LostReason) -> None:
+    `fencing_token` is None over a quorum without fencing.
+    """
+
+    def __init__(self, *, name: str, fencing_token: int | None, reason: LostReason) -> None:
         state = "" if reason is LostReason.TOO_LITTLE_TIME else "lost: "
-        super().__init__(
-            f"the lease of {name!r} (fencing token {fencing_token}) is {state}{reason.value}",
-            name=name,
-        )
+        which = "" if fencing_token is None else f" (fencing token {fencing_token})"
+        super().__init__(f"the lease of {name!r}{which} is {state}{reason.value}", name=name)
         self.fencing_token = fencing_token
         self.reason = reason

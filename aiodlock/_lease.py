@@ -107,7 +107,15 @@ class Lease:
 
     @property
     def fencing_token(self) -> int:
-        """Grows with every grant of the name: storage can refuse a smaller one."""
+        """Grows with every grant of the name: storage can refuse a smaller one.
+
+        Raises:
+            RuntimeError: The client is a quorum without fencing.
+        """
+        if self._fencing_token is None:
+            raise RuntimeError(
+                "this lease has no fencing token: its LockClient.quorum() has fencing=False"
+            )
         return self._fencing_token
 
     @property
@@ -283,10 +291,8 @@ class Lease:
         return self._conclude(error, failure, is_our_cancel=is_our_cancel)
 
     def __repr__(self) -> str:
-        return (
-            f"<Lease {self.name!r} {self.state} fencing_token={self._fencing_token} "
-            f"{self.remaining:.1f} s left>"
-        )
+        fencing = "" if self._fencing_token is None else f" fencing_token={self._fencing_token}"
+        return f"<Lease {self.name!r} {self.state}{fencing} {self.remaining:.1f} s left>"
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if self._is_gone or not hasattr(self, "_loop"):
@@ -478,4 +484,4 @@ class Lease:
     def _lost_error(self, reason: LostReason | None = None) -> LeaseLostError:
         reason = reason or self._validity.reason
         assert reason is not None
-        return LeaseLostError(name=self.name, fencing_token=self.fencing_token, reason=reason)
+        return LeaseLostError(name=self.name, fencing_token=self._fencing_token, reason=reason)

@@ -39,19 +39,39 @@ class LockOptions(TypedDict, total=False):
     max_hold: float | None
 
 
-class LockInfo(NamedTuple):
-    """What stood under a name when the server was asked.
+class Vote(NamedTuple):
+    """What one node of a quorum said: who holds there, for how many seconds; or its `error`."""
 
-    `holder` is `<label>:<client id>`, or the text in the key where another library wrote it;
-    `ttl_left` is in seconds, None without a TTL; `fencing_token` is None where nobody holds, or
-    another library does.
-    """
+    node: str
+    holder: str | None
+    ttl_left: float | None
+    error: str | None
 
+
+class _Info(NamedTuple):
     held: bool
     holder: str | None
     ttl_left: float | None
     fencing_token: int | None
     waiters: int
+
+
+class LockInfo(_Info):
+    """What stood under a name when the server was asked.
+
+    `holder` is `<label>:<client id>`, or the text in the key where another library wrote it;
+    `ttl_left` is in seconds, None without a TTL; `fencing_token` is None where nobody holds, or
+    another library does, or a quorum without fencing.
+
+    Over a quorum all of it is what a majority says, and `votes` is what each node says; elsewhere
+    there are no votes.
+    """
+
+    votes: tuple[Vote, ...] = ()
+
+    def __repr__(self) -> str:
+        votes = "".join(f"\n  {vote}" for vote in self.votes)
+        return super().__repr__() + votes
 
 
 class Lock:
@@ -140,15 +160,18 @@ class Lock:
         Cancellation: changes nothing.
         """
         standing = await self._inspect()
-        text = standing.value
-        value = None if text is None else _names.read_value(text)
-        return LockInfo(
-            held=text is not None,
-            holder=None if text is None else _names.holder(text),
-            ttl_left=standing.ttl_left_ms / 1000 if standing.ttl_left_ms >= 0 else None,
-            fencing_token=value.fencing_token if value else None,
+        info = LockInfo(
+            held=standing.value is not None,
+            holder=_holder(standing.value),
+            ttl_left=_ttl_left(standing.ttl_left_ms),
+            fencing_token=standing.fencing_token,
             waiters=standing.waiters,
         )
+        info.votes = tuple(
+            Vote(vote.node, _holder(vote.value), _ttl_left(vote.ttl_left_ms), vote.trouble)
+            for vote in standing.votes
+        )
+        return info
 
     async def break_lock(self, *, fencing_token: int | None = None) -> bool:
         """Take the lock from its holder, for the next waiter: for operators.
@@ -173,9 +196,9 @@ class Lock:
         standing = await self._inspect()
         if standing.value is None:
             return False
-        value = _names.read_value(standing.value)
-        if fencing_token is not None and (value is None or value.fencing_token != fencing_token):
+        if fencing_token is not None and standing.fencing_token != fencing_token:
             return False
+        value = _names.read_value(standing.value)
         token = value.owner_token if value else standing.value
         grant = Acquisition(self._name, self._keys, token)
         store = self._bound().store
@@ -264,6 +287,14 @@ class Acquiring(Coroutine[Any, Any, Lease]):
     ) -> None:
         assert self._lease is not None
         await self._lease.__aexit__(exc_type, error, traceback)
+
+
+def _holder(value: str | None) -> str | None:
+    return None if value is None else _names.holder(value)
+
+
+def _ttl_left(ttl_left_ms: int) -> float | None:
+    return ttl_left_ms / 1000 if ttl_left_ms >= 0 else None
 
 
 def checked_wait(wait_timeout: object) -> float | None:

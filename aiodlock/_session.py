@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Final, cast
 
 from . import _names
 from ._cleanup import Background
@@ -12,7 +12,8 @@ from ._errors import LostReason
 from ._lease import Lease, Terms
 from ._names import Keys
 from ._running import running_loop
-from ._store._api import Acquisition, Granted, Store
+from ._store._api import Acquisition, Granted, QueueStore, Store
+from ._trying import Tries
 from ._waiting import Backoff, Wait, closed_error
 from ._watchdog import Watchdogs
 
@@ -33,7 +34,7 @@ class Session:
         self._watchdogs = Watchdogs(store)
         self._holder = holder
         self._acquired = 0
-        self._waits: set[Wait] = set()  # Bound: as many as tasks that acquire.
+        self._waits: set[Wait | Tries] = set()  # Bound: as many as tasks that acquire.
         self._no_waits: asyncio.Event | None = None
 
     async def acquire(
@@ -46,11 +47,45 @@ class Session:
         retry: Backoff | None,
     ) -> Lease:
         """A new acquisition, from its first poll to its lease; nothing is left where it fails."""
-        self._acquired += 1
-        acquisition = Acquisition(name, keys, _names.owner_token(self._holder, self._acquired))
-        wait = Wait(
-            self.store,
-            acquisition,
+        wait = self._wait(name, keys, terms, wait_timeout, retry)
+        self._waits.add(wait)
+        try:
+            granted = await wait.run()
+            if self.is_closing:
+                raise closed_error(name)
+            return self._lease(wait.acquisition, terms, granted)
+        except BaseException as error:
+            await self._failed(wait, terms, error)
+            raise
+        finally:
+            self._waits.discard(wait)
+            if self._no_waits is not None and not self._waits:
+                self._no_waits.set()
+
+    def _wait(
+        self,
+        name: str,
+        keys: Keys,
+        terms: Terms,
+        wait_timeout: float | None,
+        retry: Backoff | None,
+    ) -> Wait | Tries:
+        def new_acquisition() -> Acquisition:
+            self._acquired += 1
+            return Acquisition(name, keys, _names.owner_token(self._holder, self._acquired))
+
+        if not self.store.has_queue:
+            return Tries(
+                self.store,
+                new_acquisition,
+                ttl=terms.ttl,
+                wait_timeout=wait_timeout,
+                request_timeout=terms.request_timeout,
+                retry=retry,
+            )
+        return Wait(
+            cast(QueueStore, self.store),
+            new_acquisition(),
             ttl=terms.ttl,
             wait_timeout=wait_timeout,
             request_timeout=terms.request_timeout,
@@ -58,24 +93,10 @@ class Session:
             # A message leaves the lease short; where nothing extends it, a poll must do it.
             trusts_messages=terms.auto_extend,
         )
-        self._waits.add(wait)
-        try:
-            granted = await wait.run()
-            if self.is_closing:
-                raise closed_error(name)
-            return self._lease(acquisition, terms, granted)
-        except BaseException as error:
-            await self._failed(wait, acquisition, terms, error)
-            raise
-        finally:
-            self._waits.discard(wait)
-            if self._no_waits is not None and not self._waits:
-                self._no_waits.set()
 
-    async def _failed(
-        self, wait: Wait, acquisition: Acquisition, terms: Terms, error: BaseException
-    ) -> None:
+    async def _failed(self, wait: Wait | Tries, terms: Terms, error: BaseException) -> None:
         """Release what may stand: in the background, or waited for by a cancelled caller."""
+        acquisition = wait.acquisition
         if not wait.may_stand or running_loop() is not self.loop:
             self.store.forget(acquisition.token)
             return

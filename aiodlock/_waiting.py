@@ -12,19 +12,19 @@ from typing import Final
 
 from . import _clock, _names
 from ._errors import LockTimeout, ServerUnreachable
-from ._store._api import Acquisition, Granted, NoAnswer, Refused, Store
+from ._store._api import Acquisition, Granted, NoAnswer, QueueStore, Refused
 
 _log = logging.getLogger("aiodlock")
 
 # How long the answer to the last try may take, after the wait is over.
 LAST_TRY_S: Final = 0.1
 # With wait_timeout=None: how long no answer at all is borne, and when a long wait is logged.
-_PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 30.0
 # What the server counts as expired needs a moment more than the ms it told.
 _EXPIRY_SLACK_S: Final = 0.002
 
 
-_TOO_LATE: Final = NoAnswer("it was granted, but the answer took longer than its ttl")
+TOO_LATE: Final = NoAnswer("it was granted, but the answer took longer than its ttl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Backoff:
         return longest * (1 - self.jitter * chance)
 
 
-_DEFAULT_BACKOFF: Final = Backoff()
+DEFAULT_BACKOFF: Final = Backoff()
 
 
 class Wait:
@@ -97,7 +97,7 @@ class Wait:
 
     def __init__(
         self,
-        store: Store,
+        store: QueueStore,
         acquisition: Acquisition,
         *,
         ttl: float,
@@ -107,12 +107,12 @@ class Wait:
         trusts_messages: bool,
     ) -> None:
         self._store = store
-        self._acquisition = acquisition
+        self.acquisition = acquisition
         self._ttl_ms = _clock.ttl_ms(ttl)
         self._alive = _clock.alive(ttl)
         self._request_timeout = request_timeout
         self._retry = retry
-        self._backoff = retry or _DEFAULT_BACKOFF
+        self._backoff = retry or DEFAULT_BACKOFF
         self._trusts_messages = trusts_messages
         self._queues = wait_timeout != 0
         self._started_at = _clock.now()
@@ -138,9 +138,9 @@ class Wait:
     @property
     def may_stand(self) -> bool:
         """Whether something of this acquisition may be on the server, to be released."""
-        if not self._acquisition.was_sent:
+        if not self.acquisition.was_sent:
             return False
-        was_refused = self._refused is not None and not self._acquisition.asked
+        was_refused = self._refused is not None and not self.acquisition.asked
         return self._queues or not was_refused
 
     async def run(self) -> Granted:
@@ -153,7 +153,7 @@ class Wait:
         """
         if not self._queues:
             return await self._ask_once()
-        self._store.enlist(self._acquisition.token, self)
+        self._store.enlist(self.acquisition.token, self)
         by_timer = False
         while True:
             is_last = self._is_over()
@@ -165,7 +165,7 @@ class Wait:
             if is_last and (self._ends_at < math.inf or self._is_over()):
                 raise self._gave_up()
             if self._is_closed:
-                raise closed_error(self._acquisition.name)
+                raise closed_error(self.acquisition.name)
             by_timer = not await self._sleep(self._pause())
             if granted := self._take_hand_over():
                 return granted
@@ -176,7 +176,7 @@ class Wait:
         while True:
             try:
                 answer = await self._store.acquire(
-                    self._acquisition,
+                    self.acquisition,
                     ttl_ms=self._ttl_ms,
                     alive_ms=0,
                     within=max(0.0, end - _clock.now()),
@@ -189,10 +189,10 @@ class Wait:
                     raise self._gave_up()
                 if answer.deadline > _clock.now():
                     return answer
-                self._trouble = _TOO_LATE
+                self._trouble = TOO_LATE
             pause = self._backoff.pause(self._failures, random.random())
             self._failures += 1
-            if not self._acquisition.was_sent or _clock.now() + pause >= end:
+            if not self.acquisition.was_sent or _clock.now() + pause >= end:
                 raise self._gave_up()
             await asyncio.sleep(pause)
 
@@ -203,7 +203,7 @@ class Wait:
         asked_at = _clock.now()
         try:
             answer = await self._store.acquire(
-                self._acquisition,
+                self.acquisition,
                 ttl_ms=self._ttl_ms,
                 alive_ms=_clock.ttl_ms(self._alive),
                 within=within,
@@ -215,7 +215,7 @@ class Wait:
             return None
         self._silent_since = None
         if isinstance(answer, Granted) and answer.deadline <= _clock.now():
-            self._trouble = _TOO_LATE
+            self._trouble = TOO_LATE
             self._failures += 1
             return None
         if isinstance(answer, Granted):
@@ -223,7 +223,7 @@ class Wait:
                 self._store.doubt_inbox()
             return answer
         if self._refused is None and self._retry is None:
-            self._store.listen(self._acquisition.token)
+            self._store.listen(self.acquisition.token)
         self._failures = 0
         self._refused = answer
         self._largest_seen = max(self._largest_seen, answer.last_fencing_token)
@@ -255,7 +255,7 @@ class Wait:
         """Seconds until the next poll, unless something wakes us."""
         longest = _clock.poll_interval(self._alive)
         if self._failures:
-            return min(longest, _DEFAULT_BACKOFF.pause(self._failures - 1, random.random()))
+            return min(longest, DEFAULT_BACKOFF.pause(self._failures - 1, random.random()))
         if self._retry is not None or not self._store.hears:
             self._pauses += 1
             pause = min(longest, self._backoff.pause(self._pauses - 1, random.random()))
@@ -272,13 +272,10 @@ class Wait:
         if self._is_woken or pause <= 0:
             return self._is_woken
         self._tell_of_a_long_wait()
-        loop = asyncio.get_running_loop()
-        wake = self._wake = loop.create_future()
-        timer = loop.call_later(pause, _set, wake)
+        self._wake = asyncio.get_running_loop().create_future()
         try:
-            await wake
+            await rest(self._wake, pause)
         finally:
-            timer.cancel()
             self._wake = None
         return self._is_woken
 
@@ -288,19 +285,19 @@ class Wait:
 
     def _rouse(self) -> None:
         if self._wake is not None:
-            _set(self._wake)
+            rouse(self._wake)
 
     def _is_over(self) -> bool:
         now = _clock.now()
         if self._ends_at < math.inf:
             return now >= self._ends_at
-        return self._silent_since is not None and now - self._silent_since >= _PATIENCE_S
+        return self._silent_since is not None and now - self._silent_since >= PATIENCE_S
 
     def _answered_at(self) -> float:
         return self._started_at if self._refused is None else self._refused.sent_at
 
     def _gave_up(self) -> LockTimeout | ServerUnreachable:
-        name, refused = self._acquisition.name, self._refused
+        name, refused = self.acquisition.name, self._refused
         silent_s = _clock.now() - self._answered_at()
         fresh_s = self._request_timeout + _clock.poll_interval(self._alive)
         # Who waits for ever gives up for one reason only.
@@ -310,33 +307,41 @@ class Wait:
             return trouble.unreachable(
                 f"no usable answer about the lock {name!r} for {silent_s:.1f} s", name=name
             )
-        holder = _names.holder(refused.value)
-        ttl_left = None if refused.ttl_left_ms < 0 else refused.ttl_left_ms / 1000
-        return LockTimeout(
-            f"the lock {name!r} was not got in time: {holder} holds it; waiting: {refused.waiters}",
-            name=name,
-            holder=holder,
-            ttl_left=ttl_left,
-            waiters=refused.waiters,
-        )
+        return not_got(name, refused)
 
     def _tell_of_a_long_wait(self) -> None:
         """Once: about a key that will never expire, or a wait that has become long."""
-        refused = self._refused
-        if self._warned or refused is None:
-            return
-        waited_s = _clock.now() - self._started_at
-        if refused.ttl_left_ms == -1 or waited_s > _PATIENCE_S:
-            self._warned = True
-            _log.warning(
-                "waiting for the lock %r for %.0f s: %s holds it, %s",
-                self._acquisition.name,
-                waited_s,
-                _names.holder(refused.value),
-                "without a TTL"
-                if refused.ttl_left_ms == -1
-                else f"{refused.ttl_left_ms / 1000:.1f} s left",
-            )
+        if not self._warned and self._refused is not None:
+            waited_s = _clock.now() - self._started_at
+            self._warned = told_of_a_long_wait(self.acquisition.name, self._refused, waited_s)
+
+
+def not_got(name: str, refused: Refused) -> LockTimeout:
+    """What a waiter gets who was refused until the end."""
+    holder = _names.holder(refused.value)
+    return LockTimeout(
+        f"the lock {name!r} was not got in time: {holder} holds it; waiting: {refused.waiters}",
+        name=name,
+        holder=holder,
+        ttl_left=None if refused.ttl_left_ms < 0 else refused.ttl_left_ms / 1000,
+        waiters=refused.waiters,
+    )
+
+
+def told_of_a_long_wait(name: str, refused: Refused, waited_s: float) -> bool:
+    """Whether there was something to tell, in the log."""
+    if refused.ttl_left_ms != -1 and waited_s <= PATIENCE_S:
+        return False
+    _log.warning(
+        "waiting for the lock %r for %.0f s: %s holds it, %s",
+        name,
+        waited_s,
+        _names.holder(refused.value),
+        "without a TTL"
+        if refused.ttl_left_ms == -1
+        else f"{refused.ttl_left_ms / 1000:.1f} s left",
+    )
+    return True
 
 
 def closed_error(name: str) -> RuntimeError:
@@ -344,6 +349,16 @@ def closed_error(name: str) -> RuntimeError:
     return RuntimeError(f"the client was closed while waiting for {name!r}")
 
 
-def _set(wake: asyncio.Future[None]) -> None:
+async def rest(wake: asyncio.Future[None], pause: float) -> None:
+    """For *pause* seconds, or until *wake* is roused."""
+    timer = asyncio.get_running_loop().call_later(pause, rouse, wake)
+    try:
+        await wake
+    finally:
+        timer.cancel()
+
+
+def rouse(wake: asyncio.Future[None]) -> None:
+    """Once is enough."""
     if not wake.done():
         wake.set_result(None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import pytest
 from redis.asyncio import Redis
 
-from aiodlock import Lease, LeaseLostError, Lock, _clock
+from aiodlock import Lease, LeaseLostError, Lock, LockClient, _clock
+from aiodlock._store._api import QueueStore
 from aiodlock._store._wire import Script
 from aiodlock._watchdog import Watchdog
 from tests import leaks
@@ -99,6 +100,11 @@ async def extensions_seen(redis: Redis) -> AsyncIterator[list[float]]:
 async def script_digest(redis: Redis, name: str) -> str:
     """How requests for one of our scripts can be told from others; the server knows it then."""
     return str(await redis.script_load(Script(name).text))
+
+
+def hears(locks: LockClient) -> bool:
+    """Whether messages reach the waiters of *locks*."""
+    return locks._session is not None and cast(QueueStore, locks._session.store).hears
 
 
 def watchdogs() -> list[str]:

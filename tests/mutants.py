@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from aiodlock._store import _extensions, _redis
+from aiodlock._store import _extensions, _requests
 from aiodlock._store._wire import Script, digest, pack
 
 
@@ -70,7 +70,7 @@ def script_of(name: str) -> Script:
     """The script that every store in this process calls by that name."""
     (found,) = (
         value
-        for module in (_redis, _extensions)
+        for module in (_requests, _extensions)
         for value in vars(module).values()
         if isinstance(value, Script) and value.name == name
     )

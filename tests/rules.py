@@ -25,7 +25,8 @@ from aiodlock._store._calls import Caller
 from aiodlock._store._extensions import Extensions, _Shared
 from aiodlock._store._inbox import Inbox
 from aiodlock._store._mux import Link, Multiplexer
-from aiodlock._store._redis import RedisStore, _Acquire, _Release
+from aiodlock._store._redis import RedisStore
+from aiodlock._store._requests import Acquire, Release
 from aiodlock._store._wire import Held
 from aiodlock._validity import Validity
 from aiodlock._waiting import Wait
@@ -162,10 +163,10 @@ _SCRIPTS: Final = (
                     Line(
                         RedisStore,
                         "acquire",
-                        "if reply[0] == 1:",
-                        "if reply[0] == 1 and await self._extensions.ask("
-                        "acquisition, _names.value_of(acquisition.token, reply[1]), ttl_ms, within"
-                        "):",
+                        "return call.answer(await self._caller.reply(call, within))",
+                        "answer = call.answer(await self._caller.reply(call, within)); "
+                        "await self._extensions.ask(acquisition, answer.value, ttl_ms, within); "
+                        "return answer",
                     ),
                 ),
                 "tests/test_cases.py::test_case_063_key_never_exists_without_its_ttl[killed after]",
@@ -217,7 +218,7 @@ _SCRIPTS: Final = (
             Elsewhere("tests.test_late", "NOT_LEFT", "release"),
             Proof(
                 Line(
-                    _Release,
+                    Release,
                     "parts",
                     "bool(asked) and any(other != number for other in asked)",
                     "False",
@@ -233,7 +234,7 @@ _SCRIPTS: Final = (
         (
             Proof(
                 Line(
-                    _Release,
+                    Release,
                     "parts",
                     "bool(asked) and any(other != number for other in asked)",
                     "True",
@@ -758,9 +759,9 @@ _DEADLINES: Final = (
             _simulated("deadline counted from the reply"),
             Proof(
                 Line(
-                    RedisStore,
-                    "acquire",
-                    "_clock.deadline(call.sent_at,",
+                    Acquire,
+                    "answer",
+                    "_clock.deadline(self.sent_at,",
                     "_clock.deadline(_clock.now(),",
                 ),
                 "tests/test_watchdog.py::test_deadline_counts_from_before_the_request_was_sent",
@@ -782,7 +783,7 @@ _DEADLINES: Final = (
         "What a later copy of a request finds, the first one may have done.",
         (
             Proof(
-                Line(_Acquire, "sent", "if not self.sent_at:", "if True:"),
+                Line(Acquire, "sent", "if not self.sent_at:", "if True:"),
                 "tests/test_survivors.py::test_grant_told_by_its_first_copy_counts_from_that",
             ),
         ),
@@ -802,10 +803,10 @@ _DEADLINES: Final = (
             ),
             Proof(
                 Line(
-                    RedisStore,
-                    "acquire",
-                    "_clock.deadline(call.sent_at, ttl_left_ms)",
-                    "_clock.deadline(call.sent_at, ttl_ms)",
+                    Acquire,
+                    "answer",
+                    "_clock.deadline(self.sent_at, ttl_left_ms)",
+                    "_clock.deadline(self.sent_at, 2 * ttl_left_ms)",
                 ),
                 "tests/test_survivors.py::test_deadline_of_a_grant_is_from_what_the_server_has",
             ),

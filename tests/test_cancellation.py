@@ -21,6 +21,7 @@ from aiodlock.fastapi import Locked, install
 from aiodlock.testing import LockServer
 from tests import leaks
 from tests.conftest import MakeClient
+from tests.holders import hears
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
 from tests.steps import Mode, Steps, cancel_at_every_step
@@ -173,7 +174,7 @@ async def warm(locks: LockClient) -> None:
         await lease.extend()
         waiting = asyncio.create_task(lock.acquire())
         try:
-            await until(lambda: locks._session is not None and locks._session.store.hears)
+            await until(lambda: hears(locks))
         finally:
             waiting.cancel()
             await asyncio.wait([waiting])

@@ -26,6 +26,7 @@ from aiodlock import Lease, LeaseLostError, LockClient, LostReason
 from aiodlock.testing import LockServer
 from tests import leaks
 from tests.conftest import MakeClient
+from tests.holders import hears
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
 from tests.until import forever, until
@@ -968,7 +969,7 @@ async def behind(make_client: MakeClient, proxy: ChaosProxy) -> LockClient:
     locks = make_client(proxy.url, label="parent")
     async with locks.lock("x"):
         waiter = asyncio.create_task(locks.lock("x").acquire())
-        await until(lambda: locks._session is not None and locks._session.store.hears)
+        await until(lambda: hears(locks))
     await (await waiter).release()
     return locks
 

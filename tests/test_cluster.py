@@ -27,6 +27,7 @@ from aiodlock import (
 )
 from aiodlock.testing import LockServer, _free_port
 from tests import fork_of, topologies
+from tests.holders import hears
 from tests.leaks import tasks
 from tests.permissions import CLUSTER_PERMISSIONS, LEAST_PERMISSIONS
 from tests.topologies import Cluster, ask, extended, slot_of
@@ -98,11 +99,6 @@ async def inbox_of(cluster: Cluster, who: str) -> LockServer | None:
 async def waiters(locks: LockClient, name: str, n: int) -> bool:
     """Whether so many wait for *name*."""
     return (await locks.lock(name).inspect()).waiters == n
-
-
-def hears(locks: LockClient) -> bool:
-    """Whether the client's inbox is subscribed."""
-    return locks._session is not None and locks._session.store.hears
 
 
 async def gone(node: LockServer, name: str) -> bool:

@@ -25,6 +25,7 @@ from aiodlock._store import _mux
 from aiodlock.testing import LockServer, lock_server
 from tests import wire
 from tests.conftest import MakeClient
+from tests.holders import hears
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
 from tests.until import until
@@ -40,13 +41,8 @@ async def warm(locks: LockClient) -> None:
         await lease.extend()
         await lock.inspect()
         waiting = asyncio.create_task(lock.acquire())
-        await until(lambda: locks_hear(locks))
+        await until(lambda: hears(locks))
     await (await waiting).release()
-
-
-def locks_hear(locks: LockClient) -> bool:
-    """Whether the client's inbox is subscribed."""
-    return locks._session is not None and locks._session.store.hears
 
 
 async def acquired(locks: LockClient, n: int, prefix: str = "own", **options: Any) -> list[Lease]:
@@ -159,7 +155,7 @@ async def test_client_with_many_tasks_and_waiters_has_two_connections(
         queue = locks.lock("own 0")
         waiting = [asyncio.create_task(queue.acquire()) for _ in range(50)]
         await until(lambda: queued(redis, 50))
-        await until(lambda: locks_hear(locks))
+        await until(lambda: hears(locks))
         assert len(await wire.connections(redis, "many")) == 2
         assert await released(leases) == [True] * 50
         for task in waiting:
@@ -821,7 +817,7 @@ async def test_users_client_closed_too_early_leaves_a_working_lock_and_no_connec
     locks = LockClient(client)
     lease = await locks.lock("a", ttl=5).acquire()
     waiting = asyncio.create_task(locks.lock("a").acquire(wait_timeout=5))
-    await until(lambda: locks_hear(locks))
+    await until(lambda: hears(locks))
     await client.aclose()
     assert await lease.extend() > 0
     assert await lease.release()
@@ -839,7 +835,7 @@ async def test_two_clients_on_one_pool_do_not_hinder_each_other(
         async with LockClient(client) as one, LockClient(client) as two:
             lease = await one.lock("a").acquire()
             waiting = asyncio.create_task(two.lock("a").acquire(wait_timeout=5))
-            await until(lambda: locks_hear(two))
+            await until(lambda: hears(two))
             assert await connected(redis, "shared", 3)  # nobody waits in the first one
             await lease.release()
             theirs = await waiting
@@ -922,12 +918,12 @@ async def test_pool_without_room_for_the_inbox_means_polling_with_one_warning(
                     assert await (await waiting).release()
                 assert watch.s < 1 + SLACK_S  # as with `retry=Backoff()`
                 await until(lambda: not is_subscribing())  # it tries only while somebody waits
-            assert not locks_hear(locks)
+            assert not hears(locks)
             assert len(wire.warnings_of(caplog)) == 1, wire.warnings_of(caplog)
             await pool.release(taken)
             async with locks.lock("a"):
                 waiting = asyncio.create_task(locks.lock("a").acquire())
-                await until(lambda: locks_hear(locks), 8)
+                await until(lambda: hears(locks), 8)
             assert await (await waiting).release()
 
 
@@ -1001,7 +997,7 @@ async def test_client_however_it_decodes_locks_the_same(
         assert await redis.get(key) == f"{theirs.owner_token}/{theirs.fencing_token}"
         waiting = asyncio.create_task(locks.lock(name).acquire(wait_timeout=5))
         await until(lambda: redis.zcard(f"{key}:queue"))
-        await until(lambda: locks_hear(locks))
+        await until(lambda: hears(locks))
         with wire.Watch() as watch:
             await theirs.release()
             lease = await waiting

@@ -25,7 +25,7 @@ from aiodlock._validity import Validity
 from tests import wire
 from tests.by_hand import A, ByHand
 from tests.conftest import MakeClient
-from tests.holders import KEY, holding, watchdogs
+from tests.holders import KEY, hears, holding, watchdogs
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
 from tests.until import forever, until
@@ -47,7 +47,7 @@ async def warm(locks: LockClient) -> None:
 
 async def hearing(locks: LockClient) -> None:
     """Wait until messages reach the client's waiters."""
-    await until(lambda: locks._session is not None and locks._session.store.hears)
+    await until(lambda: hears(locks))
 
 
 # Deadlines.
@@ -329,7 +329,7 @@ async def test_waiters_poll_once_their_first_subscription_stands(
     make_client: MakeClient, proxy: ChaosProxy, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock was freed before it did, and nothing else would wake them for two seconds."""
-    monkeypatch.setattr(_waiting, "_DEFAULT_BACKOFF", Backoff(initial=60, maximum=60, jitter=0))
+    monkeypatch.setattr(_waiting, "DEFAULT_BACKOFF", Backoff(initial=60, maximum=60, jitter=0))
     name, locks = ByHand(redis, "n"), make_client(proxy.url)
     await warm(locks)
     await name.granted(A)

@@ -16,6 +16,7 @@ from aiodlock import Backoff, Lease, Lock, LockClient, LockTimeout, ServerUnreac
 from aiodlock.testing import LockServer
 from tests import wire
 from tests.conftest import MakeClient
+from tests.holders import hears
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
 from tests.until import until
@@ -52,7 +53,7 @@ def waits(locks: LockClient, n: int = 1, name: str = "a", **options: Any) -> lis
 
 async def subscribed(locks: LockClient) -> None:
     """Until its inbox hears, and who waits has polled, as it does whenever that begins."""
-    await until(lambda: locks._session is not None and locks._session.store.hears)
+    await until(lambda: hears(locks))
     await asyncio.sleep(0.1)
 
 
@@ -402,8 +403,8 @@ async def test_wait_for_ever_ends_after_thirty_seconds_of_silence(
     fault: Fault,
 ) -> None:
     """Not before, whether or not there was an answer at first; here with a shorter patience."""
-    assert _waiting._PATIENCE_S == 30
-    monkeypatch.setattr(_waiting, "_PATIENCE_S", 0.6)
+    assert _waiting.PATIENCE_S == 30
+    monkeypatch.setattr(_waiting, "PATIENCE_S", 0.6)
     locks = await warmed(make_client(proxy.url, request_timeout=0.2))
     await others_hold(redis)
 
@@ -434,7 +435,7 @@ async def test_wait_for_ever_is_never_told_that_the_lock_is_held(
 
     `request_timeout` + alive/3 is longer than the patience, as with a `request_timeout` of 30 s.
     """
-    monkeypatch.setattr(_waiting, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(_waiting, "PATIENCE_S", 0.5)
     locks = await warmed(make_client(proxy.url, request_timeout=3))
     await others_hold(redis)
     waiting = asyncio.create_task(locks.lock("a", ttl=1).acquire(wait_timeout=None))
@@ -448,7 +449,7 @@ async def test_wait_for_ever_outlasts_the_patience_while_the_server_answers(
     make_client: MakeClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thirty seconds are the bound of silence, not of waiting."""
-    monkeypatch.setattr(_waiting, "_PATIENCE_S", 0.35)
+    monkeypatch.setattr(_waiting, "PATIENCE_S", 0.35)
     await others_hold(redis)
     (waiting,) = waits(make_client(), ttl=1)
     await asyncio.sleep(0.8)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from .._errors import ServerUnreachable
+from .._errors import QuorumError, ServerUnreachable
 from .._names import Keys
 
 
@@ -31,11 +32,12 @@ class Acquisition:
 class Granted(NamedTuple):
     """The lock is ours until *deadline* at least (on our clock).
 
-    `value` is what the key holds; `already` says that it was ours before this request.
+    `value` is what the key holds; `fencing_token` is None over a quorum without fencing; `already`
+    says that it was ours before this request.
     """
 
     value: str
-    fencing_token: int
+    fencing_token: int | None
     deadline: float
     already: bool
 
@@ -74,12 +76,27 @@ class Released(NamedTuple):
     repeated: bool
 
 
+class Vote(NamedTuple):
+    """What stands on one node of a quorum; `trouble` is why it is not known."""
+
+    node: str
+    value: str | None
+    ttl_left_ms: int
+    trouble: str | None
+
+
 class Standing(NamedTuple):
-    """What stands under a name; `value` is None where nothing does."""
+    """What stands under a name; `value` is None where nothing does.
+
+    `fencing_token` is None where another library's value stands, or a quorum knows of none. Over a
+    quorum, `value` is what a majority holds, and `votes` are those of the nodes.
+    """
 
     value: str | None
     ttl_left_ms: int
     waiters: int
+    fencing_token: int | None
+    votes: tuple[Vote, ...] = ()
 
 
 class NoAnswer(Exception):
@@ -95,6 +112,23 @@ class NoAnswer(Exception):
     def origin(self) -> BaseException:
         """What was seen first."""
         return self.__cause__ or self
+
+
+class NoMajority(NoAnswer):
+    """The nodes of a quorum did not decide; `nodes` is what each said."""
+
+    def __init__(
+        self, outcome: Literal["unreachable", "undecided"], nodes: Mapping[str, str]
+    ) -> None:
+        said = "; ".join(f"{node}: {words}" for node, words in nodes.items())
+        super().__init__(f"the quorum is {outcome} ({said})")
+        self.outcome = outcome
+        self.nodes = nodes
+
+    def unreachable(self, message: str, *, name: str) -> QuorumError:
+        error = QuorumError(f"{message}: {self}", name=name, outcome=self.outcome, nodes=self.nodes)
+        error.__cause__ = self.origin
+        return error
 
 
 class Waiter(Protocol):
@@ -118,12 +152,9 @@ class Store(Protocol):
         NotAllowedError, NameTakenError: Trying again is no use.
     """
 
-    def is_current(self, link: int) -> bool:
-        """Whether the connection that answered a `Refused` is still there."""
-
     @property
-    def hears(self) -> bool:
-        """Whether messages reach our waiters now."""
+    def has_queue(self) -> bool:
+        """Whether waiters queue here: it is a `QueueStore` then."""
 
     async def acquire(
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
@@ -139,20 +170,31 @@ class Store(Protocol):
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing: ...
 
-    def enlist(self, token: str, waiter: Waiter) -> None:
-        """Tell *waiter* what concerns *token*."""
-
-    def listen(self, token: str) -> None:
-        """Hear the messages of other clients, for as long as *token* waits."""
-
     def hold(self, token: str) -> None:
         """*token* waits no longer; hand-offs to it are expected and change nothing."""
 
     def forget(self, token: str) -> None:
         """*token* is done with: a hand-off to it is given back."""
 
-    def doubt_inbox(self) -> None:
-        """A message that should have come did not."""
-
     async def aclose(self) -> None:
         """Give back the connections; every task has ended."""
+
+
+class QueueStore(Store, Protocol):
+    """A store in which waiters queue, and are handed the lock."""
+
+    def is_current(self, link: int) -> bool:
+        """Whether the connection that answered a `Refused` is still there."""
+
+    @property
+    def hears(self) -> bool:
+        """Whether messages reach our waiters now."""
+
+    def enlist(self, token: str, waiter: Waiter) -> None:
+        """Tell *waiter* what concerns *token*."""
+
+    def listen(self, token: str) -> None:
+        """Hear the messages of other clients, for as long as *token* waits."""
+
+    def doubt_inbox(self) -> None:
+        """A message that should have come did not."""

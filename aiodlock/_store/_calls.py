@@ -78,6 +78,18 @@ class Caller:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
+    def begin(self, call: Call, within: float) -> asyncio.Future[Any] | None:
+        """Send *call* now, without a pause; the future brings a reply, or an exception.
+
+        None: its link cannot carry it now. `reply` finds out why, and does what is needed.
+        """
+        link = self._router.link(call.key)
+        if link is None or link.is_suspect:
+            return None
+        if call.takes and self._router.node(call.key) not in self._allowed:
+            return None
+        return link.call(call, self._loop.time() + within)
+
     async def _linked(self, call: Call, end: float) -> Link:
         try:
             return await self._router.linked(call.key, end - self._loop.time())

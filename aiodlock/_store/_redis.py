@@ -1,11 +1,10 @@
-"""Leases on a primary: what the scripts are asked, and what their answers mean."""
+"""Leases on a primary: whom the answers of the scripts concern."""
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from .. import _clock, _names
 from .._cleanup import Background
@@ -24,19 +23,11 @@ from ._api import (
 from ._calls import Caller
 from ._extensions import Extensions
 from ._inbox import Inbox
+from ._requests import INSPECT, Acquire, Release, Us
 from ._router import Router
-from ._wire import Call, Script, SimpleCall, bulk, maybe_text, pack, text
+from ._wire import SimpleCall, maybe_text
 
 _log = logging.getLogger("aiodlock")
-
-_ACQUIRE: Final = Script("acquire")
-_RELEASE: Final = Script("release")
-_DISCARD: Final = Script("discard")
-_INSPECT: Final = Script("inspect")
-
-# Of an acquire, and of a release: how many keys, four keys, four arguments.
-_PARTS: Final = 1 + 4 + 4
-_FLAG: Final = {False: bulk("0"), True: bulk("1")}
 
 # Of so many the copies are remembered that may still come: a minute of an outage.
 _GIVEN_UP_MAX: Final = 1000
@@ -51,6 +42,8 @@ class RedisStore:
         router: Makes the router, given what to call when a connection was lost.
     """
 
+    has_queue = True
+
     def __init__(
         self,
         router: Callable[[Callable[[], None]], Router],
@@ -60,9 +53,7 @@ class RedisStore:
         request_timeout: float,
     ) -> None:
         self._client_id = client_id
-        self._packed_inbox_prefix = bulk(_names.inbox_prefix(prefix))
-        # What the arguments of every release end with.
-        self._packed_us = self._packed_inbox_prefix + bulk(client_id)
+        self._us = Us(prefix, client_id)
         self._request_timeout = request_timeout
         # None: it holds, or is being released. Bound: as many as acquire or hold.
         self._ours: dict[str, Waiter | None] = {}
@@ -100,19 +91,16 @@ class RedisStore:
     async def acquire(
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
     ) -> Granted | Refused:
-        times = _packed_ms(ttl_ms, alive_ms)
-        packed = _packed(acquisition) + times + self._packed_inbox_prefix
-        call = _Acquire(acquisition, packed, may_repeat=alive_ms == 0, notice=self._notice)
-        reply = await self._caller.reply(call, within)
-        if reply[0] == 1:
-            _, fencing_token, ttl_left_ms, already = reply
-            value = _names.value_of(acquisition.token, fencing_token)
-            deadline = _clock.deadline(call.sent_at, ttl_left_ms)
-            return Granted(value, fencing_token, deadline, bool(already))
-        if reply[0] == -1:
-            raise AssertionError(f"given up, and then asked for again: {acquisition.name!r}")
-        _, value, ttl_left_ms, place, waiters, last = reply
-        return Refused(text(value), ttl_left_ms, place, waiters, last, call.sent_at, call.link)
+        call = Acquire(
+            acquisition,
+            self._us,
+            ttl_ms=ttl_ms,
+            alive_ms=alive_ms,
+            # A waiter keeps to one connection, in order; it polls again by itself.
+            may_repeat=alive_ms == 0,
+            notice=self._notice,
+        )
+        return call.answer(await self._caller.reply(call, within))
 
     async def extend(
         self, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
@@ -129,7 +117,7 @@ class RedisStore:
         return NotOurs(standing)
 
     async def release(self, acquisition: Acquisition, *, within: float) -> Released:
-        call = _Release(acquisition, self._packed_us, self._notice_released)
+        call = Release(acquisition, self._us, may_repeat=True, notice=self._notice_released)
         try:
             reply = await self._caller.reply(call, within, insists=True)
         except NameTakenError:
@@ -137,13 +125,15 @@ class RedisStore:
         except NoAnswer:
             self._remember(acquisition)
             raise
-        standing = None if reply[0] == 2 else maybe_text(reply[1])
-        return Released(reply[0] == 1, standing, acquisition.releases > 1)
+        return call.answer(reply)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
-        call = SimpleCall(_INSPECT, name, [keys.lock, keys.queue])
+        call = SimpleCall(INSPECT, name, [keys.lock, keys.queue])
         reply = await self._caller.reply(call, within, insists=True)
-        return Standing(maybe_text(reply[0]), reply[1], reply[2])
+        standing = maybe_text(reply[0])
+        value = _names.read_value(standing or "")
+        fencing_token = value.fencing_token if value else None
+        return Standing(standing, reply[1], reply[2], fencing_token)
 
     def enlist(self, token: str, waiter: Waiter) -> None:
         self._ours[token] = waiter
@@ -230,99 +220,3 @@ class RedisStore:
 
     def _is_listening(self) -> bool:
         return bool(self._listening)
-
-
-class _Acquire(Call):
-    """Idempotent, but a late copy is a ghost: it notes where each one went, unanswered."""
-
-    __slots__ = ("_acquisition", "_notice", "_packed", "link", "may_repeat", "sent_at")
-
-    takes = True
-
-    def __init__(
-        self,
-        acquisition: Acquisition,
-        packed: bytes,
-        *,
-        may_repeat: bool,
-        notice: Callable[[str | None], None],
-    ) -> None:
-        super().__init__(_ACQUIRE, acquisition.name, acquisition.keys.lock)
-        self._packed = packed
-        # A waiter keeps to one connection, in order; it polls again by itself.
-        self.may_repeat = may_repeat
-        self.sent_at = 0.0
-        self.link = 0
-        self._acquisition = acquisition
-        self._notice = notice
-
-    def parts(self, number: int) -> tuple[int, bytes]:
-        return _PARTS, self._packed
-
-    def sent(self, number: int) -> None:
-        self._acquisition.asked.append(number)
-        self._acquisition.was_sent = True
-        if not self.sent_at:  # What a later copy finds, the first one may have done.
-            self.sent_at = _clock.now()
-
-    def heard(self, number: int, reply: Any) -> None:
-        self._acquisition.asked.remove(number)
-        self.link = number
-        if isinstance(reply, list) and reply[0] == 0:
-            self._notice(text(reply[1]))
-
-
-class _Release(Call):
-    """Leaves a tombstone where a copy of an acquire may still come by another connection."""
-
-    __slots__ = ("_notice", "_packed_us", "acquisition")
-
-    def __init__(
-        self,
-        acquisition: Acquisition,
-        packed_us: bytes,
-        notice: Callable[[int, str, Keys], None],
-    ) -> None:
-        super().__init__(_RELEASE, acquisition.name, acquisition.keys.lock)
-        self.acquisition = acquisition
-        self._packed_us = packed_us
-        self._notice = notice
-
-    def parts(self, number: int) -> tuple[int, bytes]:
-        asked = self.acquisition.asked
-        leaves_tombstone = bool(asked) and any(other != number for other in asked)
-        return _PARTS, _packed(self.acquisition) + _FLAG[leaves_tombstone] + self._packed_us
-
-    def with_one_key(self) -> Call:
-        return SimpleCall(_DISCARD, self.name, [self.key], self.acquisition.token)
-
-    def is_certain(self, reply: Any) -> bool:
-        return bool(reply[0] == 1)  # Else it may have been the first copy that removed it.
-
-    def sent(self, number: int) -> None:
-        self.acquisition.releases += 1
-
-    def heard(self, number: int, reply: Any) -> None:
-        if isinstance(reply, list) and reply[1] is not None:
-            self._notice(reply[0], text(reply[1]), self.acquisition.keys)
-
-
-def _packed(acquisition: Acquisition) -> bytes:
-    """The keys and the owner token, with which the calls of an acquisition begin."""
-    if not acquisition.packed:
-        acquisition.packed = _packed_keys(acquisition.keys) + bulk(acquisition.token)
-    return acquisition.packed
-
-
-# Kept: a name is often locked again.
-@functools.lru_cache(maxsize=1024)
-def _packed_keys(keys: Keys) -> bytes:
-    """*keys*, behind their number."""
-    return pack(str(len(keys)), *keys)
-
-
-# Kept: a process has few ttls.
-@functools.lru_cache(maxsize=64)
-def _packed_ms(ttl_ms: int, alive_ms: int) -> bytes:
-    """Both."""
-    return pack(str(ttl_ms), str(alive_ms))

@@ -49,7 +49,7 @@ def under_seed(seed: int) -> Iterator[list[str]]:
             (_waiting, "random", chance),
             (_watchdog, "random", chance),
             (_names, "secrets", chance),
-            (_waiting.Wait, "__hash__", lambda wait: _stable(wait._acquisition.token)),
+            (_waiting.Wait, "__hash__", lambda wait: _stable(wait.acquisition.token)),
             (Lease, "__hash__", lambda lease: _stable(lease.owner_token)),
             (sys, "unraisablehook", note),
             (logging.getLogger("aiodlock"), "disabled", True),

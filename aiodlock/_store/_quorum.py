@@ -1,0 +1,380 @@
+"""The same calls on independent servers: what a majority of them says is so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from .. import _clock, _names
+from .._cleanup import Background
+from .._errors import LockError, NameTakenError, NotAllowedError
+from .._names import Keys
+from ._api import (
+    Acquisition,
+    Granted,
+    NoAnswer,
+    NoMajority,
+    NotOurs,
+    Refused,
+    Released,
+    Standing,
+    Vote,
+)
+from ._ballot import Ballot
+from ._node import Node, was_said
+from ._requests import INSPECT, Acquire, Confirm, Release, Us
+from ._round import Round
+from ._router import Router
+from ._wire import SimpleCall, anew, maybe_text
+
+# What a node answers, or why it did not.
+_Answer: TypeAlias = "list[Any] | LockError | NoAnswer"
+
+_NOT_A_LOCK: Final = "(a key that is not a lock)"
+
+
+class QuorumStore:
+    """Servers that know nothing of each other; a lease is what stands on a majority of them.
+
+    Nobody queues here: each server would have a queue of its own, in another order.
+
+    Args:
+        nodes: What people call each, and what makes its router.
+        fencing: Whether a second round makes the fencing tokens grow from grant to grant.
+    """
+
+    has_queue = False
+
+    def __init__(
+        self,
+        nodes: Mapping[str, Callable[[Callable[[], None]], Router]],
+        *,
+        fencing: bool,
+        prefix: str,
+        client_id: str,
+        request_timeout: float,
+    ) -> None:
+        self._background = Background()
+        self._fencing = fencing
+        self._us = Us(prefix, client_id)
+        channel = _names.inbox(prefix, client_id)
+        self._nodes = [
+            Node(label, router, self._background, channel=channel, request_timeout=request_timeout)
+            for label, router in nodes.items()
+        ]
+        # By owner token. Bound: as many as acquire or hold.
+        self._ballots: dict[str, Ballot] = {}
+
+    async def acquire(
+        self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
+    ) -> Granted | Refused:
+        """One try. Whoever is not granted the lock is to release what stands on a minority."""
+        ballot = self._ballots[acquisition.token] = Ballot(acquisition, len(self._nodes))
+        sent_at = _clock.now()
+        first: Round[Granted | Refused] = Round(len(self._nodes), within)
+        asked = self._worth_asking()
+        for index, node in enumerate(self._nodes):
+            if index in asked:
+                self._take(ballot, index, ttl_ms, within, first)
+            else:
+                first.fail(index, node.spared)
+        outcome = await first.settled()
+        sent = sum(part.acquisition.was_sent for part in ballot.parts)
+        acquisition.was_sent = sent >= first.tally.majority  # Else there was no try.
+        if ballot.has_twin:
+            raise RuntimeError(
+                "two nodes of the quorum are the same server; give LockClient.quorum() each "
+                "server once"
+            )
+        if outcome == "no":
+            return _likeliest(first.of(is_yes=False).values())
+        if outcome != "yes":
+            raise self._undecided(first, _said_of_acquire)
+        grants = [answer for answer in first.of(is_yes=True).values() if type(answer) is Granted]
+        deadline = min(grant.deadline for grant in grants)
+        if not self._fencing:
+            return Granted(acquisition.token, None, deadline, already=False)
+        ballot.fencing_token = max(grant.fencing_token or 0 for grant in grants)
+        until = min(sent_at + within, deadline)
+        confirmed = await self._confirm(ballot, ttl_ms, until - _clock.now())
+        if isinstance(confirmed, NotOurs) or deadline <= _clock.now():
+            raise NoAnswer("it was granted, but its second round came after its deadline")
+        value = _names.value_of(acquisition.token, ballot.fencing_token)
+        return Granted(value, ballot.fencing_token, confirmed, already=False)
+
+    async def extend(
+        self, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
+    ) -> float | NotOurs:
+        """Extended on a majority; then those who lost it are given it again.
+
+        They count from the next round only. A round without a majority heals nothing: another may
+        have held the lock meanwhile.
+        """
+        ballot = self._ballots[acquisition.token]
+        answer = await self._confirm(ballot, ttl_ms, within)
+        if not isinstance(answer, NotOurs) and not ballot.is_over:
+            self._heal(ballot, ttl_ms, within)
+        return answer
+
+    async def release(self, acquisition: Acquisition, *, within: float) -> Released:
+        """Sent to every node where something may stand; the slow ones are not waited for."""
+        ballot = self._ballots.get(acquisition.token)
+        if ballot is None:
+            ballot = Ballot.of_another(acquisition, len(self._nodes))
+        was_over, ballot.is_over = ballot.is_over, True
+        round_: Round[Released] = Round(len(self._nodes), within)
+        for index, part in enumerate(ballot.parts):
+            part.give_up()
+            if part.may_stand:
+                call = Release(part.acquisition, self._us, may_repeat=False, notice=_ignore)
+                then = partial(self._hear_release, ballot, index, call, round_)
+                self._nodes[index].ask(call, within, then, insists=True)
+            else:
+                round_.vote(index, Released(False, None, False), is_yes=False)
+        outcome = await round_.settled()
+        if outcome == "unreachable":
+            raise self._undecided(round_, _said_of_release)
+        standing = _most(released.value for released in round_.of(is_yes=False).values())
+        # Undecided: nobody can say that it was not ours.
+        return Released(outcome != "no", None if outcome == "yes" else standing, was_over)
+
+    async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
+        """What a majority says; the votes are of all who are not much slower."""
+        call = SimpleCall(INSPECT, name, [keys.lock, keys.queue])
+        round_: Round[list[Any]] = Round(len(self._nodes), within, wants_all=True)
+        asked = self._worth_asking()
+        for index, node in enumerate(self._nodes):
+            if index in asked:
+                node.ask(call, within, partial(_hear_inspect, index, round_))
+            else:
+                round_.fail(index, node.spared)
+        await round_.settled()
+        votes = tuple(
+            _vote(node.label, round_.answers.get(index), round_.troubles.get(index))
+            for index, node in enumerate(self._nodes)
+        )
+        owners = Counter(_owner(vote.value) for vote in votes if vote.trouble is None)
+        owner, count = owners.most_common(1)[0] if owners else (None, 0)
+        if count < round_.tally.majority:
+            unknown = len(votes) - sum(owners.values())
+            held = max((n for owner, n in owners.items() if owner is not None), default=0)
+            if held + unknown >= round_.tally.majority:
+                raise self._undecided(round_, _said_of_inspect)
+            owner = None
+        return self._standing(owner, [vote for vote in votes if vote.trouble is None], votes)
+
+    def hold(self, token: str) -> None:
+        """Nobody hands anything over here."""
+
+    def forget(self, token: str) -> None:
+        self._ballots.pop(token, None)
+
+    async def aclose(self) -> None:
+        await self._background.drain()
+        for node in self._nodes:
+            await node.aclose()
+
+    def _worth_asking(self) -> set[int]:
+        """The nodes that are not spared; all of them where these cannot be a majority."""
+        well = {index for index, node in enumerate(self._nodes) if not node.is_spared}
+        return well if 2 * len(well) > len(self._nodes) else set(range(len(self._nodes)))
+
+    def _take(
+        self,
+        ballot: Ballot,
+        index: int,
+        ttl_ms: int,
+        within: float,
+        round_: Round[Granted | Refused] | None,
+    ) -> None:
+        part = ballot.parts[index]
+        call = Acquire(
+            part.acquisition,
+            self._us,
+            ttl_ms=ttl_ms,
+            alive_ms=0,
+            may_repeat=False,
+            notice=_ignore,
+        )
+        then = partial(self._hear_acquire, ballot, index, call, round_)
+        part.take(call, self._nodes[index].ask(call, within, then))
+
+    def _hear_acquire(
+        self,
+        ballot: Ballot,
+        index: int,
+        call: Acquire,
+        round_: Round[Granted | Refused] | None,
+        reply: _Answer,
+    ) -> None:
+        """`round_` is None where a node is healed, which does not vote."""
+        part = ballot.parts[index]
+        if isinstance(reply, list) and reply[0] >= 0:
+            answer = call.answer(reply)
+            part.may_stand = isinstance(answer, Granted)
+            # Of a token that was asked for here once, this tells of a second way to the server.
+            is_twin = round_ is not None and isinstance(answer, Granted) and answer.already
+            ballot.has_twin = ballot.has_twin or is_twin
+            if round_ is not None:
+                round_.vote(index, answer, is_yes=part.may_stand and not is_twin)
+            return
+        if isinstance(reply, list):
+            reply = NoAnswer("it was given up")
+        if was_said(reply) or not call.sent_at:
+            part.may_stand = False
+        if round_ is not None:
+            round_.fail(index, reply)
+
+    async def _confirm(self, ballot: Ballot, ttl_ms: int, within: float) -> float | NotOurs:
+        """The new deadline, if a majority says that it is ours; they know its fencing token now."""
+        sent_at = _clock.now()
+        round_: Round[int | str | None] = Round(len(self._nodes), within)
+        asked = self._worth_asking()
+        for index, part in enumerate(ballot.parts):
+            node = self._nodes[index]
+            if not part.may_stand:
+                round_.vote(index, None, is_yes=False)
+            elif index not in asked:
+                round_.fail(index, node.spared)
+            elif part.is_unsent:
+                round_.fail(index, NoAnswer("not asked yet"))
+            else:
+                call = Confirm(part.acquisition, ttl_ms=ttl_ms, fencing_token=ballot.fencing_token)
+                then = partial(self._hear_confirm, ballot, index, round_)
+                node.ask(call, within, then)
+        outcome = await round_.settled()
+        if outcome == "yes":
+            left_ms = min(left for left in round_.of(is_yes=True).values() if type(left) is int)
+            return _clock.deadline(sent_at, left_ms)
+        if outcome == "no":
+            found = round_.of(is_yes=False).values()
+            return NotOurs(_most(value for value in found if not isinstance(value, int)))
+        raise self._undecided(round_, _said_of_confirm)
+
+    def _hear_confirm(
+        self, ballot: Ballot, index: int, round_: Round[int | str | None], reply: _Answer
+    ) -> None:
+        if isinstance(reply, NameTakenError):
+            reply = [0, _NOT_A_LOCK]
+        if not isinstance(reply, list):
+            round_.fail(index, reply)
+        elif reply[0] == 1:
+            round_.vote(index, reply[1], is_yes=True)
+        else:
+            ballot.parts[index].find_absent()
+            round_.vote(index, maybe_text(reply[1]), is_yes=False)
+
+    def _heal(self, ballot: Ballot, ttl_ms: int, within: float) -> None:
+        for index, part in enumerate(ballot.parts):
+            if not part.may_stand and not self._nodes[index].is_spared:
+                self._take(ballot, index, ttl_ms, within, None)
+
+    def _hear_release(
+        self,
+        ballot: Ballot,
+        index: int,
+        call: Release,
+        round_: Round[Released],
+        reply: _Answer,
+    ) -> None:
+        if isinstance(reply, NameTakenError):
+            reply = [0, _NOT_A_LOCK]
+        if not isinstance(reply, list):
+            round_.fail(index, reply)
+            return
+        released = call.answer(reply)
+        ballot.parts[index].may_stand = False
+        round_.vote(index, released, is_yes=released.removed or released.repeated)
+
+    def _standing(self, owner: str | None, known: list[Vote], votes: tuple[Vote, ...]) -> Standing:
+        if owner is None:
+            return Standing(None, -2, 0, None, votes)
+        theirs = [vote for vote in known if _owner(vote.value) == owner]
+        values = [_names.read_value(vote.value or "") for vote in theirs]
+        fencing_token = max((value.fencing_token for value in values if value), default=None)
+        # The majority is over when so many have run out that too few are left.
+        lefts = sorted((vote.ttl_left_ms for vote in theirs), reverse=True)
+        left_ms = lefts[len(self._nodes) // 2]
+        return Standing(
+            theirs[0].value, left_ms, 0, fencing_token if self._fencing else None, votes
+        )
+
+    def _undecided(self, round_: Round[Any], said: Callable[[Any], str]) -> LockError | NoAnswer:
+        """What keeps most of the nodes from answering, if it is one thing; else what each said."""
+        for kind in (NotAllowedError, NameTakenError):
+            refusals = [error for error in round_.troubles.values() if isinstance(error, kind)]
+            if len(refusals) >= round_.tally.blocking:
+                return anew(refusals[0], refusals[0].name)
+        nodes = {}
+        for index, node in enumerate(self._nodes):
+            trouble = round_.troubles.get(index, "no reply in time")
+            answer = round_.answers.get(index, _SILENT)
+            nodes[node.label] = str(trouble) if answer is _SILENT else said(answer)
+        outcome = round_.tally.outcome
+        return NoMajority("unreachable" if outcome == "unreachable" else "undecided", nodes)
+
+
+_SILENT: Final = object()
+
+
+def _hear_inspect(index: int, round_: Round[list[Any]], reply: _Answer) -> None:
+    if isinstance(reply, NameTakenError):
+        reply = [_NOT_A_LOCK, -1, 0]
+    if isinstance(reply, list):
+        round_.vote(index, reply, is_yes=True)
+    else:
+        round_.fail(index, reply)
+
+
+def _vote(label: str, reply: list[Any] | None, trouble: Exception | None) -> Vote:
+    if reply is None:
+        return Vote(label, None, -2, str(trouble or "no reply in time"))
+    return Vote(label, maybe_text(reply[0]), reply[1], None)
+
+
+def _owner(value: str | None) -> str | None:
+    """Whose *value* is; each node may have given it another fencing token."""
+    read = _names.read_value(value or "")
+    return read.owner_token if read else value
+
+
+def _likeliest(refusals: Iterable[Granted | Refused]) -> Refused:
+    """Of the refusals, one that names who stands on most of the nodes."""
+    known = [refusal for refusal in refusals if isinstance(refusal, Refused)]
+    owner = _most(_owner(refusal.value) for refusal in known)
+    return next(refusal for refusal in known if _owner(refusal.value) == owner)
+
+
+def _most(values: Iterable[str | None]) -> str | None:
+    """The most frequent of *values*, nothing only where there is nothing else."""
+    found = Counter(value for value in values if value is not None).most_common(1)
+    return found[0][0] if found else None
+
+
+# What a node said, in words for people.
+
+
+def _stands(value: str | None) -> str:
+    return "nothing stands there" if value is None else f"{_names.holder(value)} holds it"
+
+
+def _said_of_acquire(answer: Granted | Refused) -> str:
+    return "granted" if isinstance(answer, Granted) else _stands(answer.value)
+
+
+def _said_of_confirm(answer: int | str | None) -> str:
+    return "ours" if isinstance(answer, int) else _stands(answer)
+
+
+def _said_of_release(answer: Released) -> str:
+    return "released" if answer.removed else _stands(answer.value)
+
+
+def _said_of_inspect(answer: list[Any]) -> str:
+    return _stands(maybe_text(answer[0]))
+
+
+def _ignore(*_: object) -> None:
+    """Nobody waits in a queue here."""

@@ -1,0 +1,165 @@
+"""The script calls of an acquisition: what they ask, and what their answers mean."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+from .. import _clock, _names
+from .._names import Keys
+from ._api import Acquisition, Granted, Refused, Released
+from ._wire import Call, Script, SimpleCall, bulk, maybe_text, pack, text
+
+ACQUIRE: Final = Script("acquire")
+RELEASE: Final = Script("release")
+DISCARD: Final = Script("discard")
+INSPECT: Final = Script("inspect")
+CONFIRM: Final = Script("confirm")
+
+# Of an acquire, and of a release: how many keys, four keys, four arguments.
+_PARTS: Final = 1 + 4 + 4
+_FLAG: Final = {False: bulk("0"), True: bulk("1")}
+
+
+class Us:
+    """What is said of this client in every call, packed."""
+
+    def __init__(self, prefix: str, client_id: str) -> None:
+        self.inbox_prefix = bulk(_names.inbox_prefix(prefix))
+        self.all = self.inbox_prefix + bulk(client_id)
+
+
+class Acquire(Call):
+    """Idempotent, but a late copy is a ghost: it notes where each one went, unanswered."""
+
+    __slots__ = ("_acquisition", "_notice", "_packed", "link", "may_repeat", "sent_at")
+
+    takes = True
+
+    def __init__(
+        self,
+        acquisition: Acquisition,
+        us: Us,
+        *,
+        ttl_ms: int,
+        alive_ms: int,
+        may_repeat: bool,
+        notice: Callable[[str | None], None],
+    ) -> None:
+        super().__init__(ACQUIRE, acquisition.name, acquisition.keys.lock)
+        self._packed = _packed(acquisition) + _packed_ms(ttl_ms, alive_ms) + us.inbox_prefix
+        self.may_repeat = may_repeat
+        self.sent_at = 0.0
+        self.link = 0
+        self._acquisition = acquisition
+        self._notice = notice
+
+    def parts(self, number: int) -> tuple[int, bytes]:
+        return _PARTS, self._packed
+
+    def sent(self, number: int) -> None:
+        self._acquisition.asked.append(number)
+        self._acquisition.was_sent = True
+        if not self.sent_at:  # What a later copy finds, the first one may have done.
+            self.sent_at = _clock.now()
+
+    def heard(self, number: int, reply: Any) -> None:
+        self._acquisition.asked.remove(number)
+        self.link = number
+        if isinstance(reply, list) and reply[0] == 0:
+            self._notice(text(reply[1]))
+
+    def answer(self, reply: list[Any]) -> Granted | Refused:
+        """What *reply* says."""
+        if reply[0] == 1:
+            _, fencing_token, ttl_left_ms, already = reply
+            value = _names.value_of(self._acquisition.token, fencing_token)
+            deadline = _clock.deadline(self.sent_at, ttl_left_ms)
+            return Granted(value, fencing_token, deadline, bool(already))
+        if reply[0] == -1:
+            raise AssertionError(f"given up, and then asked for again: {self.name!r}")
+        _, standing, ttl_left_ms, place, waiters, last = reply
+        return Refused(text(standing), ttl_left_ms, place, waiters, last, self.sent_at, self.link)
+
+
+class Release(Call):
+    """Leaves a tombstone where a copy of an acquire may still come by another connection."""
+
+    __slots__ = ("_notice", "_us", "acquisition", "may_repeat")
+
+    def __init__(
+        self,
+        acquisition: Acquisition,
+        us: Us,
+        *,
+        may_repeat: bool,
+        notice: Callable[[int, str, Keys], None],
+    ) -> None:
+        super().__init__(RELEASE, acquisition.name, acquisition.keys.lock)
+        self.acquisition = acquisition
+        self.may_repeat = may_repeat
+        self._us = us
+        self._notice = notice
+
+    def parts(self, number: int) -> tuple[int, bytes]:
+        asked = self.acquisition.asked
+        leaves_tombstone = bool(asked) and any(other != number for other in asked)
+        return _PARTS, _packed(self.acquisition) + _FLAG[leaves_tombstone] + self._us.all
+
+    def with_one_key(self) -> Call:
+        return SimpleCall(DISCARD, self.name, [self.key], self.acquisition.token)
+
+    def is_certain(self, reply: Any) -> bool:
+        return bool(reply[0] == 1)  # Else it may have been the first copy that removed it.
+
+    def sent(self, number: int) -> None:
+        self.acquisition.releases += 1
+
+    def heard(self, number: int, reply: Any) -> None:
+        if isinstance(reply, list) and reply[1] is not None:
+            self._notice(reply[0], text(reply[1]), self.acquisition.keys)
+
+    def answer(self, reply: list[Any]) -> Released:
+        """What *reply* says."""
+        standing = None if reply[0] == 2 else maybe_text(reply[1])
+        return Released(reply[0] == 1, standing, self.acquisition.releases > 1)
+
+
+class Confirm(Call):
+    """On a node of a quorum: does it stand there, and with which fencing token from now on?"""
+
+    __slots__ = ("_packed",)
+
+    may_repeat = False
+
+    def __init__(self, acquisition: Acquisition, *, ttl_ms: int, fencing_token: int) -> None:
+        keys = acquisition.keys
+        super().__init__(CONFIRM, acquisition.name, keys.lock)
+        self._packed = pack(
+            "2", keys.lock, keys.fence, acquisition.token, str(ttl_ms), str(fencing_token)
+        )
+
+    def parts(self, number: int) -> tuple[int, bytes]:
+        return 6, self._packed
+
+
+def _packed(acquisition: Acquisition) -> bytes:
+    """The keys and the owner token, with which the calls of an acquisition begin."""
+    if not acquisition.packed:
+        acquisition.packed = _packed_keys(acquisition.keys) + bulk(acquisition.token)
+    return acquisition.packed
+
+
+# Kept: a name is often locked again.
+@functools.lru_cache(maxsize=1024)
+def _packed_keys(keys: Keys) -> bytes:
+    """*keys*, behind their number."""
+    return pack(str(len(keys)), *keys)
+
+
+# Kept: a process has few ttls.
+@functools.lru_cache(maxsize=64)
+def _packed_ms(ttl_ms: int, alive_ms: int) -> bytes:
+    """Both."""
+    return pack(str(ttl_ms), str(alive_ms))
