@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Callable
@@ -113,12 +114,10 @@ class Tries:
 
     async def _undo(self) -> None:
         """Give back what a minority granted; the next try has another token."""
-        try:
+        # Where nobody answers it stands until its ttl is over: there is no more to be done.
+        with contextlib.suppress(NoAnswer):
             await self._store.release(self.acquisition, within=self._request_timeout)
-        except NoAnswer:
-            pass  # It stands there until its ttl is over; the store has tried.
-        finally:
-            self._store.forget(self.acquisition.token)
+        self._store.forget(self.acquisition.token)
         self.may_stand = False
         self.acquisition = self._new_acquisition()
 

@@ -76,7 +76,7 @@ class Released(NamedTuple):
     repeated: bool
 
 
-class Vote(NamedTuple):
+class NodeStanding(NamedTuple):
     """What stands on one node of a quorum; `trouble` is why it is not known."""
 
     node: str
@@ -96,7 +96,7 @@ class Standing(NamedTuple):
     ttl_left_ms: int
     waiters: int
     fencing_token: int | None
-    votes: tuple[Vote, ...] = ()
+    votes: tuple[NodeStanding, ...] = ()
 
 
 class NoAnswer(Exception):

@@ -15,12 +15,12 @@ from ._api import (
     Acquisition,
     Granted,
     NoAnswer,
+    NodeStanding,
     NoMajority,
     NotOurs,
     Refused,
     Released,
     Standing,
-    Vote,
 )
 from ._ballot import Ballot
 from ._node import Node, was_said
@@ -288,7 +288,9 @@ class QuorumStore:
         ballot.parts[index].may_stand = False
         round_.vote(index, released, is_yes=released.removed or released.repeated)
 
-    def _standing(self, owner: str | None, known: list[Vote], votes: tuple[Vote, ...]) -> Standing:
+    def _standing(
+        self, owner: str | None, known: list[NodeStanding], votes: tuple[NodeStanding, ...]
+    ) -> Standing:
         if owner is None:
             return Standing(None, -2, 0, None, votes)
         theirs = [vote for vote in known if _owner(vote.value) == owner]
@@ -328,10 +330,10 @@ def _hear_inspect(index: int, round_: Round[list[Any]], reply: _Answer) -> None:
         round_.fail(index, reply)
 
 
-def _vote(label: str, reply: list[Any] | None, trouble: Exception | None) -> Vote:
+def _vote(label: str, reply: list[Any] | None, trouble: Exception | None) -> NodeStanding:
     if reply is None:
-        return Vote(label, None, -2, str(trouble or "no reply in time"))
-    return Vote(label, maybe_text(reply[0]), reply[1], None)
+        return NodeStanding(label, None, -2, str(trouble or "no reply in time"))
+    return NodeStanding(label, maybe_text(reply[0]), reply[1], None)
 
 
 def _owner(value: str | None) -> str | None:

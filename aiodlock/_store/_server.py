@@ -43,14 +43,12 @@ class Server:
             return "a cluster"
         pool = self.redis.connection_pool
         if isinstance(pool, SentinelConnectionPool):
-            return f"{pool.service_name} of its Sentinels"
+            sentinel = pool.sentinel_manager.sentinels[0].connection_pool.connection_kwargs
+            return f"{pool.service_name} of the Sentinel {_place(sentinel)}"
         options: dict[str, Any] = pool.connection_kwargs
         if "server" in options:
             return f"memory {id(options['server']):x}"
-        if options.get("path"):
-            return str(options["path"])
-        host = str(options.get("host", "localhost"))
-        return f"{_LOCAL.get(host, host)}:{options.get('port', 6379)}"
+        return _place(options)
 
     def router(self, *, request_timeout: float) -> Callable[[Callable[[], None]], Router]:
         """Makes the router, given what to call when a connection was lost."""
@@ -75,6 +73,14 @@ class Server:
         if self._make is not None:
             redis, self.redis = self.redis, self._make()
             await redis.aclose()
+
+
+def _place(options: dict[str, Any]) -> str:
+    """Where a connection with *options* goes."""
+    if options.get("path"):
+        return str(options["path"])
+    host = str(options.get("host", "localhost"))
+    return f"{_LOCAL.get(host, host)}:{options.get('port', 6379)}"
 
 
 def checked_nodes(nodes: object) -> list[Server]:
