@@ -33,8 +33,8 @@ class Tries:
 
     _is_closed = False
     _wake: asyncio.Future[None] | None = None
-    _refused: Refused | None = None  # What the last try was answered; or why it was not.
-    _trouble: NoAnswer | None = None
+    _refused: Refused | None = None
+    _trouble: NoAnswer | None = None  # Why the last try was not answered.
     _silent_since: float | None = None
     _number = 0
     _warned = False
@@ -94,7 +94,7 @@ class Tries:
         within = min(self._request_timeout, left if left > 0 else LAST_TRY_S)
         asked_at = _clock.now()
         self.may_stand = True
-        self._refused = self._trouble = None
+        self._trouble = None
         try:
             answer = await self._store.acquire(
                 self.acquisition, ttl_ms=self._ttl_ms, alive_ms=0, within=within
@@ -128,7 +128,7 @@ class Tries:
         pause = min(pause, self._ends_at - _clock.now())
         if pause <= 0 or self._is_closed:
             return
-        if self._refused is not None and not self._warned:
+        if self._refused is not None and self._trouble is None and not self._warned:
             waited_s = _clock.now() - self._started_at
             name = self.acquisition.name
             self._warned = told_of_a_long_wait(name, self._refused, waited_s)
@@ -146,11 +146,15 @@ class Tries:
 
     def _is_enough(self) -> bool:
         """Whether one try was asked for, and was answered, or could not be made."""
-        return self._is_one_try and not (self._refused is None and self.acquisition.was_sent)
+        return self._is_one_try and (self._trouble is None or not self.acquisition.was_sent)
 
     def _gave_up(self) -> LockTimeout | ServerUnreachable:
-        name = self.acquisition.name
-        if self._refused is not None:
-            return not_got(name, self._refused)
-        trouble = self._trouble or TOO_LATE
-        return trouble.unreachable(f"the lock {name!r} was not got", name=name)
+        name, refused, trouble = self.acquisition.name, self._refused, self._trouble
+        if refused is not None and (trouble is None or not self._is_stale(refused)):
+            return not_got(name, refused)
+        return (trouble or TOO_LATE).unreachable(f"the lock {name!r} was not got", name=name)
+
+    def _is_stale(self, refused: Refused) -> bool:
+        """Whether so old an answer says nothing; who waits for ever gives up for silence only."""
+        fresh_s = self._request_timeout + _clock.poll_interval(_clock.alive(self._ttl_ms / 1000))
+        return self._ends_at == math.inf or _clock.now() - refused.sent_at > fresh_s

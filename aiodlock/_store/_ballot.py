@@ -16,6 +16,7 @@ class Part:
         self.acquisition = acquisition
         self.may_stand = False
         """Whether it stands there, or is on its way there, as far as is known."""
+        self.is_late = False  # It could not be asked in the second round.
         self._taking: asyncio.Future[Any] | None = None
         self._call: Acquire | None = None
 
@@ -53,7 +54,6 @@ class Ballot:
         self.parts = [Part(Acquisition(name, keys, token)) for _ in range(nodes)]
         self.fencing_token = 0  # 0: none, or none yet.
         self.is_over = False  # It is released: nothing may be taken for it any more.
-        self.has_twin = False  # One server answered as two nodes.
 
     @classmethod
     def of_another(cls, acquisition: Acquisition, nodes: int) -> Ballot:

@@ -56,7 +56,8 @@ class Node:
             request_timeout=request_timeout,
             on_mute=_ignore,  # Nobody is handed anything here.
         )
-        self._asked_at: dict[int, float] = {}  # What is not answered yet, the oldest first.
+        # What is not answered yet, the oldest first: since when, and how it will be.
+        self._asked: dict[int, tuple[float, asyncio.Future[Any]]] = {}
         self._number = 0
         self._heard_at = self._loop.time()
         self._failures = 0  # In a row.
@@ -69,7 +70,7 @@ class Node:
         now = self._loop.time()
         if now < self._again_at:
             return True
-        for asked_at in self._asked_at.values():
+        for asked_at, _ in self._asked.values():
             return now - max(asked_at, self._heard_at) > _PATIENCE_S
         return False
 
@@ -87,17 +88,19 @@ class Node:
         """
         self._number += 1
         number, now = self._number, self._loop.time()
-        self._asked_at[number] = now
         answer = self._caller.begin(call, within)
         if answer is None:
             answer = self._patiently(call, within, insists=insists)
             insists = False
+        self._asked[number] = now, answer
         ends_at = now + within
         answer.add_done_callback(partial(self._hear, number, call, ends_at, then, insists))
         return answer
 
     async def aclose(self) -> None:
-        """The connection is given back."""
+        """Everything is answered, each in its own time; the connection is given back."""
+        while self._asked:
+            await asyncio.wait([answer for _, answer in self._asked.values()])
         await self._router.aclose()
 
     def _patiently(self, call: Call, within: float, *, insists: bool) -> asyncio.Future[Any]:
@@ -120,7 +123,7 @@ class Node:
         insists: bool,
         answered: asyncio.Future[Any],
     ) -> None:
-        asked_at = self._asked_at.pop(number)
+        asked_at, _ = self._asked.pop(number)
         answer = NoAnswer("the client was closed") if answered.cancelled() else answered.result()
         if isinstance(answer, Exception) and not isinstance(answer, LockError | NoAnswer):
             answer, cause = trouble(answer, call.name), answer
@@ -128,7 +131,7 @@ class Node:
         within = ends_at - self._loop.time()
         if insists and isinstance(answer, NoAnswer) and within > 0:
             again = self._patiently(call, within, insists=True)
-            self._asked_at[number] = self._loop.time()
+            self._asked[number] = self._loop.time(), again
             again.add_done_callback(partial(self._hear, number, call, ends_at, then, False))
             return
         self._note(answer, asked_at)

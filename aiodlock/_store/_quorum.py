@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -58,6 +59,7 @@ class QuorumStore:
     ) -> None:
         self._background = Background()
         self._fencing = fencing
+        self._request_timeout = request_timeout
         self._us = Us(prefix, client_id)
         channel = _names.inbox(prefix, client_id)
         self._nodes = [
@@ -66,6 +68,8 @@ class QuorumStore:
         ]
         # By owner token. Bound: as many as acquire or hold.
         self._ballots: dict[str, Ballot] = {}
+        self._is_new = True
+        self._twin = ""  # Says which node is another one by another address.
 
     async def acquire(
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
@@ -73,7 +77,8 @@ class QuorumStore:
         """One try. Whoever is not granted the lock is to release what stands on a minority."""
         ballot = self._ballots[acquisition.token] = Ballot(acquisition, len(self._nodes))
         sent_at = _clock.now()
-        first: Round[Granted | Refused] = Round(len(self._nodes), within)
+        # Once, for all to be heard: two addresses may turn out to be one server.
+        first: Round[Granted | Refused] = Round(len(self._nodes), within, wants_all=self._is_new)
         asked = self._worth_asking()
         for index, node in enumerate(self._nodes):
             if index in asked:
@@ -83,11 +88,9 @@ class QuorumStore:
         outcome = await first.settled()
         sent = sum(part.acquisition.was_sent for part in ballot.parts)
         acquisition.was_sent = sent >= first.tally.majority  # Else there was no try.
-        if ballot.has_twin:
-            raise RuntimeError(
-                "two nodes of the quorum are the same server; give LockClient.quorum() each "
-                "server once"
-            )
+        self._is_new = False
+        if self._twin:
+            raise RuntimeError(f"{self._twin}; give LockClient.quorum() each server once")
         if outcome == "no":
             return _likeliest(first.of(is_yes=False).values())
         if outcome != "yes":
@@ -113,6 +116,8 @@ class QuorumStore:
         have held the lock meanwhile.
         """
         ballot = self._ballots[acquisition.token]
+        if self._twin:
+            raise NoAnswer(self._twin)
         answer = await self._confirm(ballot, ttl_ms, within)
         if not isinstance(answer, NotOurs) and not ballot.is_over:
             self._heal(ballot, ttl_ms, within)
@@ -172,9 +177,8 @@ class QuorumStore:
         self._ballots.pop(token, None)
 
     async def aclose(self) -> None:
+        await asyncio.gather(*(node.aclose() for node in self._nodes))
         await self._background.drain()
-        for node in self._nodes:
-            await node.aclose()
 
     def _worth_asking(self) -> set[int]:
         """The nodes that are not spared; all of them where these cannot be a majority."""
@@ -214,11 +218,16 @@ class QuorumStore:
         if isinstance(reply, list) and reply[0] >= 0:
             answer = call.answer(reply)
             part.may_stand = isinstance(answer, Granted)
+            if round_ is None or part.is_late:
+                self._confirm_late(ballot, index)
+            if round_ is None:
+                return
             # Of a token that was asked for here once, this tells of a second way to the server.
-            is_twin = round_ is not None and isinstance(answer, Granted) and answer.already
-            ballot.has_twin = ballot.has_twin or is_twin
-            if round_ is not None:
-                round_.vote(index, answer, is_yes=part.may_stand and not is_twin)
+            is_twin = isinstance(answer, Granted) and answer.already
+            if is_twin:
+                label = self._nodes[index].label
+                self._twin = f"the node {label} of the quorum is the same server as another node"
+            round_.vote(index, answer, is_yes=part.may_stand and not is_twin)
             return
         if isinstance(reply, list):
             reply = NoAnswer("it was given up")
@@ -239,6 +248,7 @@ class QuorumStore:
             elif index not in asked:
                 round_.fail(index, node.spared)
             elif part.is_unsent:
+                part.is_late = True
                 round_.fail(index, NoAnswer("not asked yet"))
             else:
                 call = Confirm(part.acquisition, ttl_ms=ttl_ms, fencing_token=ballot.fencing_token)
@@ -265,6 +275,13 @@ class QuorumStore:
         else:
             ballot.parts[index].find_absent()
             round_.vote(index, maybe_text(reply[1]), is_yes=False)
+
+    def _confirm_late(self, ballot: Ballot, index: int) -> None:
+        """Who granted it by a counter of its own is to know the quorum's; it counts later."""
+        part, node = ballot.parts[index], self._nodes[index]
+        if part.may_stand and ballot.fencing_token and not ballot.is_over:
+            call = Confirm(part.acquisition, ttl_ms=1, fencing_token=ballot.fencing_token)
+            node.ask(call, self._request_timeout, _ignore)
 
     def _heal(self, ballot: Ballot, ttl_ms: int, within: float) -> None:
         for index, part in enumerate(ballot.parts):
@@ -294,14 +311,13 @@ class QuorumStore:
         if owner is None:
             return Standing(None, -2, 0, None, votes)
         theirs = [vote for vote in known if _owner(vote.value) == owner]
-        values = [_names.read_value(vote.value or "") for vote in theirs]
-        fencing_token = max((value.fencing_token for value in values if value), default=None)
+        # A node that was just healed may still have one of its own.
+        value = _names.read_value(_most(vote.value for vote in theirs) or "")
+        fencing_token = value.fencing_token if value and self._fencing else None
         # The majority is over when so many have run out that too few are left.
         lefts = sorted((vote.ttl_left_ms for vote in theirs), reverse=True)
         left_ms = lefts[len(self._nodes) // 2]
-        return Standing(
-            theirs[0].value, left_ms, 0, fencing_token if self._fencing else None, votes
-        )
+        return Standing(theirs[0].value, left_ms, 0, fencing_token, votes)
 
     def _undecided(self, round_: Round[Any], said: Callable[[Any], str]) -> LockError | NoAnswer:
         """What keeps most of the nodes from answering, if it is one thing; else what each said."""

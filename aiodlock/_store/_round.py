@@ -50,8 +50,10 @@ class Tally:
     @property
     def is_settled(self) -> bool:
         """Whether no vote that is still to come can change that."""
-        is_decided = self.yes >= self.majority or self.no >= self.blocking
-        return is_decided or self.failed >= self.blocking or self.pending == 0
+        if self.yes >= self.majority or self.no >= self.blocking or self.pending == 0:
+            return True
+        # Of an even number, those who are left may still say no.
+        return self.failed >= self.blocking and self.no + self.pending < self.blocking
 
 
 class Round(Generic[_T]):
