@@ -52,8 +52,9 @@ class Tally:
         """Whether no vote that is still to come can change that."""
         if self.yes >= self.majority or self.no >= self.blocking or self.pending == 0:
             return True
-        # Of an even number, those who are left may still say no.
-        return self.failed >= self.blocking and self.no + self.pending < self.blocking
+        if self.yes + self.pending >= self.majority or self.no + self.pending >= self.blocking:
+            return False
+        return self.failed >= self.blocking or self.failed + self.pending < self.blocking
 
 
 class Round(Generic[_T]):
