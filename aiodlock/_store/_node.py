@@ -68,8 +68,8 @@ class Node:
     def is_spared(self) -> bool:
         """Whether it is better not to ask now."""
         now = self._loop.time()
-        if now < self._again_at:
-            return True
+        if self._failures:
+            return now < self._again_at or bool(self._asked)  # One finds out for all.
         for asked_at, _ in self._asked.values():
             return now - max(asked_at, self._heard_at) > _PATIENCE_S
         return False
@@ -124,7 +124,10 @@ class Node:
         answered: asyncio.Future[Any],
     ) -> None:
         asked_at, _ = self._asked.pop(number)
-        answer = NoAnswer("the client was closed") if answered.cancelled() else answered.result()
+        if answered.cancelled():
+            then(NoAnswer("it was not sent"))
+            return
+        answer = answered.result()
         if isinstance(answer, Exception) and not isinstance(answer, LockError | NoAnswer):
             answer, cause = trouble(answer, call.name), answer
             answer.__cause__ = cause
