@@ -30,6 +30,8 @@ class Background:
         task = asyncio.get_running_loop().create_task(_logged(work, what), name=f"aiodlock {what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # One that is cancelled before its first step would leave it unawaited.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     async def finish(

@@ -196,7 +196,8 @@ class LockClient:
             wait_timeout: Seconds that acquiring may take, at least 0; None: for ever. Default:
                 the client's.
             auto_extend: Whether a watchdog extends the lease until it is released.
-            retry: None: woken by hand-off. A `Backoff`: waits by polling, in the same queue.
+            retry: None: woken by hand-off (over a quorum, where nobody queues: `Backoff()`). A
+                `Backoff`: waits by polling, in the same queue.
             on_lost: "cancel": the body of `async with` is cancelled when the lease is lost, and
                 `LeaseLostError` raised in place of that; "raise": only raised at its end.
             max_hold: Seconds, at least ttl, after which the lease is lost however alive its

@@ -36,10 +36,14 @@ class Part:
         return self.is_taking and self._call is not None and not self._call.sent_at
 
     def give_up(self) -> None:
-        """Nothing of it may leave from now on: it would overtake its release."""
-        if self.is_unsent and self._taking is not None:
-            self._taking.cancel()
+        """Nothing of it may leave from now on: it would overtake its release, or come after it.
+
+        What was sent is on its way all the same; but it is not sent once more, with its text.
+        """
+        if self.is_unsent:
             self.may_stand = False
+        if self._taking is not None:
+            self._taking.cancel()
 
     def find_absent(self) -> None:
         """The node says that it is not ours there."""

@@ -84,7 +84,7 @@ class Node:
     ) -> asyncio.Future[Any]:
         """Send *call*, and call *then* once; what insists is sent again until it is answered.
 
-        What is returned can be cancelled, which matters only while nothing has been sent.
+        What is returned can be cancelled: then nothing more is sent for it.
         """
         self._number += 1
         number, now = self._number, self._loop.time()
@@ -125,7 +125,7 @@ class Node:
     ) -> None:
         asked_at, _ = self._asked.pop(number)
         if answered.cancelled():
-            then(NoAnswer("it was not sent"))
+            then(NoAnswer("it was given up"))
             return
         answer = answered.result()
         if isinstance(answer, Exception) and not isinstance(answer, LockError | NoAnswer):
