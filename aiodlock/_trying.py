@@ -115,8 +115,9 @@ class Tries:
     async def _undo(self) -> None:
         """Give back what a minority granted; the next try has another token."""
         # Where nobody answers it stands until its ttl is over: there is no more to be done.
+        left = max(LAST_TRY_S, self._ends_at - _clock.now())
         with contextlib.suppress(NoAnswer):
-            await self._store.release(self.acquisition, within=self._request_timeout)
+            await self._store.release(self.acquisition, within=min(self._request_timeout, left))
         self._store.forget(self.acquisition.token)
         self.may_stand = False
         self.acquisition = self._new_acquisition()

@@ -24,6 +24,7 @@ from ._client import LockClient
 from ._errors import LeaseLostError, LockError, LockTimeout, ServerUnreachable
 from ._lease import Lease
 from ._path_name import PathName, invalid
+from .fencing import StaleFenceError
 
 __all__ = ["Locked", "install"]
 
@@ -51,7 +52,8 @@ def install(
         locks: Need not be open yet.
         timeout_status: Status for `LockTimeout`, 400 to 599.
         retry_after: Whole seconds, at least 0, in the header `Retry-After` of `LockTimeout` and
-            `ServerUnreachable` (503). `LeaseLostError` is a 409, other errors of a lock a 500.
+            `ServerUnreachable` (503). `LeaseLostError` and `fencing.StaleFenceError` are a 409, other
+            errors of a lock a 500.
 
     Raises:
         TypeError, ValueError: An argument is not what is allowed.
@@ -71,6 +73,7 @@ def install(
         LockTimeout: _Answer(timeout_status, "Another holds this lock; try again.", again),
         ServerUnreachable: _Answer(503, "The lock server gave no answer; try again.", again),
         LeaseLostError: _Answer(409, "The lock was lost while the work was under way."),
+        StaleFenceError: _Answer(409, "The lock was lost, and another has begun."),
         LockError: _Answer(500, "The lock cannot be used; the log says why."),
     }.items():
         if isinstance(app.exception_handlers.get(error, answer), _Answer):

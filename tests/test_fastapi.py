@@ -46,6 +46,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from aiodlock import Backoff, Lease, LeaseLostError, LockClient, LockTimeout
 from aiodlock.fastapi import Locked, install
+from aiodlock.fencing import Grant, RedisFence
 from aiodlock.testing import LockServer
 from tests.conftest import MakeClient
 from tests.keys import leftovers
@@ -482,6 +483,22 @@ async def test_request_that_loses_its_lock_is_cancelled_and_gets_409(
     assert answer.json() == {"detail": "The lock was lost while the work was under way."}
     assert work.cancelled == ["invoice:42"]
     assert await leftovers(redis) == []
+
+
+async def test_request_whose_fence_is_stale_gets_409(make_client: MakeClient, redis: Redis) -> None:
+    """The storage knows of a newer holder: for the caller the lock was lost."""
+    app = an_app(make_client())
+    fence = RedisFence(redis)
+
+    @app.get("/invoices/{invoice_id}")
+    async def charge(invoice_id: int, lease: InvoiceLease) -> None:
+        await fence.claim(Grant(lease.name, lease.fencing_token + 1))
+        await fence.claim(lease)
+
+    async with serving(app) as site:
+        answer = await site.get("/invoices/42")
+    assert answer.status_code == 409
+    assert answer.json() == {"detail": "The lock was lost, and another has begun."}
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -124,7 +124,10 @@ class QuorumStore:
         return answer
 
     async def release(self, acquisition: Acquisition, *, within: float) -> Released:
-        """Sent to every node where something may stand; the slow ones are not waited for."""
+        """Sent to every node where something may stand; the slow ones are not waited for.
+
+        Each has the time of a request, also where the caller has less.
+        """
         ballot = self._ballots.get(acquisition.token)
         if ballot is None:
             ballot = Ballot.of_another(acquisition, len(self._nodes))
@@ -135,7 +138,7 @@ class QuorumStore:
             if part.may_stand:
                 call = Release(part.acquisition, self._us, may_repeat=False, notice=_ignore)
                 then = partial(self._hear_release, ballot, index, call, round_)
-                self._nodes[index].ask(call, within, then, insists=True)
+                self._nodes[index].ask(call, self._request_timeout, then, insists=True)
             else:
                 round_.vote(index, Released(False, None, False), is_yes=False)
         outcome = await round_.settled()
