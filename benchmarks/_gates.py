@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ._results import Results, Summary
+from ._results import Results, Summary, ratios
+from ._rows import QUORUM_PEERS, QUORUMS, ROWS
 
 MET: Final = "met"
 WITHIN: Final = "within spread"
@@ -20,14 +21,14 @@ class Gate:
 
     Attributes:
         against: Another client, to whose figure in the same round ours is a ratio; in another row,
-            if `against_row` says so.
+            if `against_row` says so. Of several, the one that was best in the round.
         gate, aim: At most this much; at least, where `at_least`. None: there is none.
         is_count: Every round must meet it: what is counted has no noise.
     """
 
     row: str
     figure: str
-    against: str | None = None
+    against: str | tuple[str, ...] | None = None
     against_row: str | None = None
     gate: float | None = None
     aim: float | None = None
@@ -36,19 +37,17 @@ class Gate:
     client: str = "aiodlock"
 
     @property
-    def subject(self) -> str:
-        """What is judged, in a few words."""
-        if self.against is None:
-            return self.figure
-        there = f" in {self.against_row}" if self.against_row else ""
-        return f"{self.figure} / {self.against}{there}"
+    def others(self) -> tuple[str, ...]:
+        """Those against whom it is."""
+        return (self.against,) if isinstance(self.against, str) else self.against or ()
 
     def values(self, results: Results) -> list[float]:
         """The figure or the ratio, round by round."""
         if self.against is None:
             return list(results.values(self.row, self.client, self.figure).values())
-        there = (self.against_row or self.row, self.against)
-        return results.ratios(self.figure, (self.row, self.client), there)
+        best = max if self.at_least else min
+        there = results.best(self.against_row or self.row, self.others, self.figure, best)
+        return ratios(results.values(self.row, self.client, self.figure), there)
 
 
 class Verdict(NamedTuple):
@@ -90,10 +89,40 @@ def _meets(value: float, bound: float, at_least: bool) -> bool:
     return value >= bound if at_least else value <= bound
 
 
-def _none_of(row: str, *figures: str) -> tuple[Gate, ...]:
-    return tuple(Gate(row, figure, gate=0, is_count=True) for figure in figures)
+def _none_of(row: str, *figures: str, client: str = "aiodlock") -> tuple[Gate, ...]:
+    return tuple(Gate(row, figure, gate=0, is_count=True, client=client) for figure in figures)
 
 
+def _of_both(row: str, *figures: str) -> tuple[Gate, ...]:
+    return tuple(
+        gate for client in QUORUMS for gate in _none_of(row, *figures, client=client)
+    )  # fmt: skip
+
+
+def _of_quorum(row: str, *, gate: float | None = None) -> tuple[Gate, ...]:
+    """One task on a quorum."""
+    unfenced, fenced = QUORUMS
+    return (
+        Gate(row, "cycle_ms", QUORUM_PEERS, gate=gate, aim=OF_PEERS, client=unfenced),
+        Gate(row, "cycle_ms", "floor-quorum", aim=1.2, client=unfenced),
+        Gate(row, "client_cpu_us", QUORUM_PEERS, aim=OF_PEERS, client=unfenced),
+        Gate(row, "cycle_ms", unfenced, gate=2, client=fenced),
+        *_of_both(row, "errors"),
+    )
+
+
+def _of_trouble(row: str) -> tuple[Gate, ...]:
+    """A quorum with one server in trouble, held against the same one before."""
+    return (
+        *(Gate(row, "cycle_ratio", gate=TROUBLE_COSTS, client=client) for client in QUORUMS),
+        *_of_both(row, "errors"),
+    )
+
+
+OF_PEERS: Final = 0.8
+"""A cycle on a quorum, in cycles of the best Python peer."""
+TROUBLE_COSTS: Final = 1.3
+"""A cycle with one server in trouble, in cycles with none."""
 HEARTBEATS_PER_S: Final = 0.5
 """One waiter's, where ttl >= 6 s."""
 
@@ -128,4 +157,11 @@ GATES: Final = (
     Gate("leases-10000", "lag_max_ms", gate=100, aim=50),
     *_none_of("leases-10000", "errors", "lost"),
     Gate("memory", "traced_kb", gate=8, aim=2),
+    *_of_quorum("quorum-3"),
+    *_of_quorum("quorum-5", gate=OF_PEERS),
+    Gate("quorum-tasks", "client_cpu_us", QUORUM_PEERS, gate=OF_PEERS, client="quorum"),
+    Gate("quorum-tasks", "connections", gate=2, is_count=True, client="quorum"),
+    *_of_both("quorum-tasks", "errors"),
+    *_of_both("quorum-contest", "errors", "overlaps"),
+    *(gate for row in ROWS if row.trouble for gate in _of_trouble(row.name)),
 )  # fmt: skip

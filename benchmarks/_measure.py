@@ -16,6 +16,7 @@ from ._reduce import Measured, Raw, reduced
 from ._rows import Row
 from ._server import Observer
 from ._stage import DONE, END, GO, READY
+from ._trouble import Trouble, befalling
 from .clients import CLIENTS
 
 READY_WITHIN_S = 45.0
@@ -31,52 +32,62 @@ async def measure(row: Row, client: str, *, window_s: float, warm_up_s: float) -
         Failed: There are no figures; the message says why.
     """
     async with AsyncExitStack() as stack:
-        servers = await stack.enter_async_context(_servers(row.nodes))
-        ports = tuple(server.port for server in servers)
-        observers = [await stack.enter_async_context(Observer(port)) for port in ports]
+        servers = await stack.enter_async_context(_servers(row))
+        trouble = await stack.enter_async_context(befalling(servers[-1], row.trouble))
+        ports = (*(server.port for server in servers[:-1]), trouble.port)
+        # The one in trouble may not answer us, either.
+        watched = servers[:-1] if row.trouble else servers
+        observers = [await stack.enter_async_context(Observer(one.port)) for one in watched]
         order = Order(
             client=client, work=row.work, ports=ports, tasks=row.tasks, window_s=window_s,
             warm_up_s=warm_up_s, ttl_s=row.ttl_s,
         )  # fmt: skip
         orders = [replace(order, worker=worker) for worker in range(row.processes)]
         hands = [await stack.enter_async_context(Hand(one)) for one in orders]
-        raw = await _together(hands, observers, row, client, window_s)
+        raw = await _together(hands, observers, trouble, row, client, window_s)
     return reduced(raw)
 
 
 async def server_version() -> str:
     """Of the server that is measured with."""
-    async with _servers(1) as (server,), Observer(server.port) as observer:
+    async with lock_server() as server, Observer(server.port) as observer:
         return await observer.version()
 
 
 @asynccontextmanager
-async def _servers(nodes: int) -> AsyncIterator[Sequence[LockServer]]:
-    if nodes == 1:
-        async with lock_server(*SERVER_OPTIONS) as server:
-            yield [server]
-        return
-    from tests.topologies import cluster
+async def _servers(row: Row) -> AsyncIterator[Sequence[LockServer]]:
+    if row.nodes > 1:
+        from tests.topologies import cluster
 
-    async with cluster() as made:
-        yield made.nodes
+        async with cluster() as made:
+            yield made.nodes
+        return
+    async with AsyncExitStack() as stack:
+        servers = [lock_server(*SERVER_OPTIONS) for _ in range(row.quorum or 1)]
+        yield [await stack.enter_async_context(server) for server in servers]
 
 
 async def _together(
-    hands: Sequence[Hand], observers: Sequence[Observer], row: Row, client: str, window_s: float
+    hands: Sequence[Hand],
+    observers: Sequence[Observer],
+    trouble: Trouble,
+    row: Row,
+    client: str,
+    window_s: float,
 ) -> Raw:
     """Let all begin at once; look at the servers before, midway, and after."""
     keys = row.work in ("names", "queue")
     for hand in hands:
         await hand.hears(READY, READY_WITHIN_S)
     before = [await observer.look(keys=keys) for observer in observers]
-    for hand in hands:
-        hand.says(GO)
-    await asyncio.sleep(window_s / 2)
-    midway = max([await observer.connections() for observer in observers])
-    end = time.monotonic() + window_s / 2 + DONE_WITHIN_S
-    for hand in hands:
-        await hand.hears(DONE, end - time.monotonic())
+    async with trouble:
+        for hand in hands:
+            hand.says(GO)
+        await asyncio.sleep(window_s / 2)
+        midway = max([await observer.connections() for observer in observers])
+        end = time.monotonic() + window_s / 2 + DONE_WITHIN_S
+        for hand in hands:
+            await hand.hears(DONE, end - time.monotonic())
     after = [await observer.look(keys=keys) for observer in observers]
     for hand in hands:
         hand.says(END)

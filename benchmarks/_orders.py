@@ -16,7 +16,7 @@ class Order:
 
     Attributes:
         work: One of `work.WORKS`.
-        ports: Of the server; of every node, where it is a cluster.
+        ports: Of the server; of every node, where it is a cluster or a quorum.
         tasks: How many tasks, waiters or leases.
         worker: Which of the workers of this measurement it is.
     """
@@ -35,8 +35,12 @@ class Order:
         return self.ports[0]
 
     @property
+    def urls(self) -> list[str]:
+        return [f"redis://127.0.0.1:{port}" for port in self.ports]
+
+    @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return self.urls[0]
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))

@@ -42,9 +42,10 @@ class Raw:
         return sum(float(told["cpu_s"]) for told in self.told)
 
     def per_cycle(self, cycles: int) -> Figures:
-        """What a cycle cost the server; in a cluster each node, the busiest first."""
-        if len(self.looks) == 1:
-            return _server.per_cycle(*self.looks[0], cycles, self.habits)
+        """What a cycle cost the server, or a quorum; in a cluster each node, the busiest first."""
+        if self.row.nodes == 1:
+            each = [_server.per_cycle(*pair, cycles, self.habits) for pair in self.looks]
+            return {what: sum(figures[what] for figures in each) for what in each[0]}
         busiest_first = sorted(self.looks, key=lambda pair: pair[0].cpu_s - pair[1].cpu_s)
         figures = {
             f"node{place}_{what}": figure
@@ -87,8 +88,28 @@ def reduced(raw: Raw) -> Measured:
 
 
 def of_cycles(raw: Raw) -> Figures:
-    cycles = raw.only["cycles"]
-    return {"cycles_per_s": raw.only["cycles_per_s"], **_cost(raw, cycles)}
+    cycles, cycles_per_s = raw.only["cycles"], raw.only["cycles_per_s"]
+    figures: Figures = {"cycles_per_s": cycles_per_s}
+    if raw.row.quorum and raw.row.tasks == 1:
+        figures["cycle_ms"] = _ratio(1000, cycles_per_s)
+    return {**figures, **_cost(raw, cycles)}
+
+
+def of_trouble(raw: Raw) -> Figures:
+    """Of one task; a cycle that never ended counts with its time, as the only one if it was."""
+    calm, troubled = raw.only["calm"], raw.only["troubled"]
+    figures = {
+        "calm_ms": calm["seconds"] * 1e3 / max(1, calm["cycles"]),
+        "cycle_ms": troubled["seconds"] * 1e3 / max(1, troubled["cycles"]),
+        "calm_cpu_us": _ratio(calm["cpu_s"] * 1e6, calm["cycles"]),
+        "client_cpu_us": _ratio(troubled["cpu_s"] * 1e6, troubled["cycles"]),
+    }
+    return {
+        **figures,
+        "cycle_ratio": _ratio(figures["cycle_ms"], figures["calm_ms"]),
+        "cpu_ratio": _ratio(figures["client_cpu_us"], figures["calm_cpu_us"]),
+        "longest_ms": troubled["longest_ms"],
+    }
 
 
 def of_contest(raw: Raw) -> Figures:
@@ -134,6 +155,11 @@ def of_tracing(raw: Raw) -> Figures:
     return {"traced_kb": raw.only["traced_kb"], "lost": raw.only["lost"]}
 
 
+def _ratio(above: float, below: float) -> float:
+    """Nan by nothing, which is left out."""
+    return above / below if below else math.nan
+
+
 def _cost(raw: Raw, cycles: int) -> Figures:
     """What a cycle cost both sides; every cycle counts, those after the window too."""
     if not cycles:
@@ -144,6 +170,7 @@ def _cost(raw: Raw, cycles: int) -> Figures:
 REDUCTIONS: Final[dict[str, Callable[[Raw], Figures]]] = {
     "cycles": of_cycles,
     "compete": of_contest,
+    "trouble": of_trouble,
     "wait": of_waiting,
     "hold": of_holding,
     "names": of_names,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,12 @@ from .clients import CLIENTS
 
 COLUMNS: Final[dict[str, str]] = {
     "cycles_per_s": "cycles/s",
+    "calm_ms": "ms/cycle before",
+    "cycle_ms": "ms/cycle",
+    "cycle_ratio": "ms/cycle, in trouble / before",
+    "longest_ms": "longest cycle ms",
     "client_cpu_us": "client CPU µs/cycle",
+    "cpu_ratio": "client CPU, in trouble / before",
     "server_cpu_us": "server CPU µs/cycle",
     "handoff_median_ms": "hand-off ms, median",
     "handoff_p99_ms": "hand-off ms, p99",
@@ -49,6 +54,8 @@ END: Final = "<!-- end of report -->"
 WORDS: Final = {
     **COLUMNS,
     "client_cpu_us": "client CPU per cycle",
+    "cycle_ms": "time of a cycle",
+    "cycle_ratio": "time of a cycle, in trouble / before",
     "handoff_median_ms": "hand-off",
     "sent_per_s": "commands/s and waiter",
 }
@@ -86,10 +93,18 @@ def _about(results: Results) -> str:
             f"* {machine['cpu']}, {machine['cores']} cores, {machine['kernel']}; {about['python']}",
             f"* {packages}" + (f", node {about['node']}" if about["node"] else ""),
             f"* server: {about['server']}",
+            *_left_out(about.get("left_out", {})),
             f"* {rounds} {'round' if rounds == 1 else 'rounds'}, {about['date']}",
             f"* commit {about['commit']}",
         ]
     )
+
+
+def _left_out(reasons: Mapping[str, str]) -> Iterator[str]:
+    if reasons:
+        yield "* tried, and left out: " + "; ".join(
+            f"{name} {reason}" for name, reason in reasons.items()
+        )
 
 
 def gates(results: Results) -> Iterator[str]:
@@ -106,15 +121,22 @@ def _gate_cells(verdict: Verdict) -> Sequence[str]:
     sign = "≥" if gate.at_least else "≤"
     bounds = ["" if b is None else f"{sign} {_number(b)}" for b in (gate.gate, gate.aim)]
     subject = WORDS.get(gate.figure, gate.figure)
-    if gate.against:
-        other = CLIENTS[gate.against].label
+    if gate.client != "aiodlock":
+        subject = f"{subject}, {CLIENTS[gate.client].label.removeprefix('aiodlock, ')}"
+    if gate.others:
         place = f" in {gate.against_row}" if gate.against_row else ""
-        subject = f"{subject} / that of {other}{place}"
+        subject = f"{subject} / that of {_named(gate.others)}{place}"
     median = _number(summary.median) if summary else "-"
     return (
         gate.row, subject, median, _spread(summary), bounds[0], verdict.gate_says,
         bounds[1], verdict.aim_says,
     )  # fmt: skip
+
+
+def _named(clients: Sequence[str]) -> str:
+    if len(clients) > 1:
+        return f"the best of {', '.join(clients)}"
+    return CLIENTS[clients[0]].label
 
 
 def _row(results: Results, row: str) -> Iterator[str]:

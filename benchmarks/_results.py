@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -70,10 +70,15 @@ class Results:
     def summary(self, row: str, client: str, figure: str) -> Summary | None:
         return Summary.of(list(self.values(row, client, figure).values()))
 
-    def ratios(self, figure: str, of: tuple[str, str], to: tuple[str, str]) -> list[float]:
-        """Of one client to another, each with row and name, round by round."""
-        above, below = self.values(*of, figure), self.values(*to, figure)
-        return [above[n] / below[n] for n in sorted(above.keys() & below.keys()) if below[n]]
+    def best(
+        self, row: str, clients: Iterable[str], figure: str, of: Callable[[list[float]], float]
+    ) -> dict[int, float]:
+        """By round, the figure of that one of *clients* who was best in it."""
+        all_of_them: dict[int, list[float]] = {}
+        for client in clients:
+            for turn, value in self.values(row, client, figure).items():
+                all_of_them.setdefault(turn, []).append(value)
+        return {turn: of(values) for turn, values in all_of_them.items()}
 
     def rows(self) -> Iterator[str]:
         """Those measured, in order."""
@@ -90,6 +95,12 @@ class Results:
     def load(cls, path: Path) -> Self:
         fields = json.loads(path.read_text())
         return cls(**{**fields, "runs": [Run(**run) for run in fields["runs"]]})
+
+
+def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> list[float]:
+    """Of one to another, by round; a round that one of the two has not is left out."""
+    both = sorted(above.keys() & below.keys())
+    return [above[turn] / below[turn] for turn in both if below[turn]]
 
 
 def _rounded(run: Run) -> dict[str, Any]:

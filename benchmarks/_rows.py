@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 WARM_UP_S: Final = 0.3
 QUICK_WARM_UP_S: Final = 0.1
@@ -19,6 +19,8 @@ class Row:
         tasks: In each process: tasks, waiters or leases.
         quick: Those of `clients` who are asked by `--quick`; none: it leaves the row out.
         nodes: Servers: 1, or the nodes of a cluster.
+        quorum: So many independent servers, of which a majority decides; 0: it is no quorum.
+        trouble: One of `_trouble.TROUBLES`: what befalls the last server of the quorum.
         most_rounds: More would only repeat it: bytes and messages have next to no noise.
     """
 
@@ -33,6 +35,8 @@ class Row:
     processes: int = 1
     ttl_s: float = 10.0
     nodes: int = 1
+    quorum: int = 0
+    trouble: str = ""
     most_rounds: int = 1000
 
 
@@ -49,9 +53,29 @@ _CYCLES: Final = (
     *_LOOPS,
 )
 _COMPETE: Final = (
-    *(*_BASE, "aiodlock-with", "fifo", "python-redis-lock", "redis-lock-py", "coredis"),
+    *_BASE,
+    *("aiodlock-with", "fifo", "python-redis-lock", "redis-lock-py", "coredis"),
 )
 _QUEUES: Final = ("aiodlock", "redis-py", "floor-own", "fifo")
+QUORUMS: Final = ("quorum", "quorum-fenced")
+"""aiodlock's, without fencing and with it."""
+QUORUM_PEERS: Final = ("aioredlock", "redlock-ng", "pottery")
+"""The Python peers with a quorum."""
+_MAJORITY: Final = (
+    *QUORUMS,
+    *("floor-quorum", "floor-quorum-own"),
+    *QUORUM_PEERS,
+    "node-redlock",
+)
+
+
+def _troubled(trouble: str, title: str, clients: tuple[str, ...], **more: Any) -> Row:
+    """One of five servers is in trouble; the same task has cycled before, when it was not."""
+    return Row(
+        f"trouble-{trouble}", f"1 task, a quorum of 5: {title}", "trouble", 1, clients,
+        window_s=4.0, quorum=5, trouble=trouble, **more,
+    )  # fmt: skip
+
 
 ROWS: Final = (
     Row(
@@ -108,7 +132,6 @@ ROWS: Final = (
     Row(
         "leases-1000", "1000 leases held, ttl 3 s", "hold", 1000,
         ("aiodlock", "floor-own", "fifo"), window_s=4.0, ttl_s=3.0, most_rounds=3,
-        quick=("aiodlock", "floor-own", "fifo"), quick_window_s=4.0,
     ),
     Row(
         "leases-10000", "10,000 leases held, ttl 3 s", "hold", 10_000,
@@ -121,7 +144,7 @@ ROWS: Final = (
     ),
     Row(
         "names", "1000 more names held, the server's memory", "names", 1000,
-        _QUEUES, ttl_s=60.0, quick=("aiodlock", "redis-py"), most_rounds=2,
+        _QUEUES, ttl_s=60.0, quick=_OURS, most_rounds=2,
     ),
     Row(
         "queue", "1000 more waiters on one name, the server's memory", "queue", 1000,
@@ -132,6 +155,29 @@ ROWS: Final = (
         ("aiodlock", "redis-py"), window_s=2.0, processes=2, nodes=3,
         most_rounds=2,
     ),
+    Row(
+        "quorum-3", "1 task, nobody else, a quorum of 3", "cycles", 1,
+        (*_MAJORITY, "floor-quorum-redis-py"), window_s=1.0, quorum=3,
+    ),
+    Row(
+        "quorum-5", "1 task, nobody else, a quorum of 5", "cycles", 1,
+        (*_MAJORITY, "floor-quorum-redis-py"), window_s=1.0, quorum=5,
+        quick=(*QUORUMS, "floor-quorum", "floor-quorum-redis-py", QUORUM_PEERS[0]),
+    ),
+    Row(
+        "quorum-tasks", "100 tasks, own names, a quorum of 5", "cycles", 100, _MAJORITY,
+        window_s=1.0, quorum=5, quick=QUORUMS,
+    ),
+    Row(
+        "quorum-contest", "10 tasks, one name, a quorum of 5", "compete", 10,
+        (*QUORUMS, *QUORUM_PEERS, "node-redlock"), window_s=2.0, quorum=5, most_rounds=3,
+    ),
+    _troubled("stopped", "one stops (SIGSTOP)", _MAJORITY, quick=QUORUMS, quick_window_s=2.0),
+    _troubled("refusing", "one refuses connections", QUORUMS, most_rounds=3),
+    _troubled("read-only", "one is read-only", QUORUMS, most_rounds=3),
+    _troubled("full", "one is full", QUORUMS, most_rounds=3),
+    _troubled("password", "one wants a password", QUORUMS, most_rounds=3),
+    _troubled("slow", "one answers 20 ms late", QUORUMS, most_rounds=3),
 )  # fmt: skip
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from aiodlock.cli import _history
+from aiodlock.cli._history import Interval
+
 
 class Stay(NamedTuple):
     """One task's time inside the section, in ns of the monotonic clock.
@@ -22,11 +25,8 @@ class Stay(NamedTuple):
 
 def overlaps(stays: Iterable[Stay]) -> int:
     """How many began while another one was inside: 0, if the lock is one."""
-    found, last_left_ns = 0, 0
-    for stay in sorted(stays, key=lambda stay: stay.entered_ns):
-        found += stay.entered_ns < last_left_ns
-        last_left_ns = max(last_left_ns, stay.left_ns)
-    return found
+    intervals = (Interval(0, stay.entered_ns, stay.left_ns) for stay in stays)
+    return len(_history.overlaps(intervals))
 
 
 def handoffs_ms(stays: Iterable[Stay]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -10,14 +11,19 @@ import json
 import math
 import pkgutil
 import sys
+import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import redis.asyncio
+import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 import benchmarks.clients
-from aiodlock.testing import LockServer
+from aiodlock.testing import LockServer, lock_server
 from benchmarks import _server, _stays
 from benchmarks.__main__ import ROUNDS
 from benchmarks._gates import GATES, MET, MISSED, UNKNOWN, WITHIN, Gate, judged, judgement
@@ -25,20 +31,21 @@ from benchmarks._hand import Failed
 from benchmarks._measure import measure
 from benchmarks._orders import Order
 from benchmarks._plots import COLORS, PLOTS, draw
-from benchmarks._reduce import REDUCTIONS
+from benchmarks._reduce import REDUCTIONS, Raw
 from benchmarks._report import BEGIN, END, after, before, markdown, write_into
-from benchmarks._results import Results, Run, Summary
-from benchmarks._rows import ROWS, Row, chosen
+from benchmarks._results import Results, Run, Summary, ratios
+from benchmarks._rows import QUORUM_PEERS, QUORUMS, ROWS, Row, chosen
 from benchmarks._run import Plan, absences, run, steps_of
 from benchmarks._server import Habits, Look, Observer
 from benchmarks._stays import Stay
-from benchmarks.clients import CLIENTS
+from benchmarks._trouble import SLOW_S, TROUBLES, befalling
+from benchmarks.clients import CLIENTS, LEFT_OUT
 from benchmarks.work import WORKS
 
 pytestmark = pytest.mark.deep
 
 DOCS = Path(__file__).parents[1] / "docs"
-OTHERS = {"coredis", "pottery", "redis_fifo_lock", "redis_lock"}
+OTHERS = {"aioredlock", "coredis", "pottery", "redis_fifo_lock", "redis_lock", "redlock"}
 
 
 def stay(who: str, entered: int, left: int, asked: int = 0) -> Stay:
@@ -46,9 +53,9 @@ def stay(who: str, entered: int, left: int, asked: int = 0) -> Stay:
     return Stay(who, asked * 1_000_000, entered * 1_000_000, left * 1_000_000)
 
 
-def results_of(*runs: Run, rounds: int = 3) -> Results:
-    """A file of results with nothing but these runs."""
-    about = {
+def about_of(**more: Any) -> dict[str, Any]:
+    """What is to be known about some results."""
+    return {
         "machine": {"cpu": "a cpu", "cores": 2, "kernel": "Linux"},
         "packages": {"redis": "8"},
         "python": "CPython 3",
@@ -56,9 +63,14 @@ def results_of(*runs: Run, rounds: int = 3) -> Results:
         "server": "valkey 9",
         "date": "2026-01-01",
         "commit": "abc",
+        **more,
     }
+
+
+def results_of(*runs: Run, rounds: int = 3) -> Results:
+    """A file of results with nothing but these runs."""
     rows = {row.name: {"title": row.title} for row in ROWS}
-    return Results(about, {"rounds": rounds, "rows": rows}, {}, list(runs))
+    return Results(about_of(), {"rounds": rounds, "rows": rows}, {}, list(runs))
 
 
 def runs_of(row: str, client: str, figure: str, *values: float) -> list[Run]:
@@ -143,16 +155,48 @@ def test_cost_of_a_cycle_is_the_difference_by_cycles() -> None:
     assert (figures["evalsha"], figures["sent"], figures["calls"]) == (2, 2, 5)
 
 
+def test_cost_of_a_cycle_on_a_quorum_is_that_of_all_its_servers() -> None:
+    """In a cluster each node has figures of its own."""
+    looks = [(look(1.0), look(1.5, evalsha=20)), (look(0.0), look(0.1, evalsha=10))]
+    quorum = Row("q", "", "cycles", 1, (), quorum=2)
+    figures = Raw(quorum, Habits(), looks, 1, []).per_cycle(10)
+    assert figures["evalsha"] == 3
+    assert figures["server_cpu_us"] == pytest.approx(60_000)
+    cluster = dataclasses.replace(quorum, quorum=0, nodes=2)
+    figures = Raw(cluster, Habits(), looks, 1, []).per_cycle(10)
+    assert (figures["node0_evalsha"], figures["node1_evalsha"]) == (2, 1)
+
+
+def spell(cycles: int, seconds: float, longest_ms: float) -> dict[str, float]:
+    """What a worker tells of the time before, or of that in trouble."""
+    return {"cycles": cycles, "seconds": seconds, "cpu_s": seconds / 2, "longest_ms": longest_ms}
+
+
+@pytest.mark.parametrize(
+    ("troubled", "cycle_ms", "ratio"),
+    [(spell(500, 1.0, 5.0), 2.0, 2.0), (spell(0, 9.0, 9000.0), 9000.0, 9000.0)],
+)
+def test_cycle_in_trouble_is_held_against_those_before(
+    troubled: dict[str, float], cycle_ms: float, ratio: float
+) -> None:
+    """One that hung for all of the time is as long as that: it must not look unmeasured."""
+    row = Row("trouble-stopped", "", "trouble", 1, (), quorum=5, trouble="stopped")
+    told = {"calm": spell(1000, 1.0, 3.0), "troubled": troubled}
+    figures = REDUCTIONS["trouble"](Raw(row, Habits(), [], 1, [told]))
+    assert figures["cycle_ms"] == pytest.approx(cycle_ms)
+    assert figures["cycle_ratio"] == pytest.approx(ratio)
+    assert figures["longest_ms"] == troubled["longest_ms"]
+    results = results_of(Run("trouble-stopped", "quorum", 1, figures))
+    gates = [one for one in GATES if one.row == row.name and one.client == "quorum"]
+    assert judged(results, gates)[0].gate_says == MISSED
+
+
 # Ratios, and what they are held against.
 
 
 def test_ratios_are_taken_within_each_round() -> None:
     """A round that one of the two has not is left out."""
-    ours = runs_of("cycle-1", "aiodlock", "client_cpu_us", 10, 40, 60)
-    theirs = runs_of("cycle-1", "redis-py", "client_cpu_us", 20, 50)
-    results = results_of(*ours, *theirs)
-    ratios = results.ratios("client_cpu_us", ("cycle-1", "aiodlock"), ("cycle-1", "redis-py"))
-    assert ratios == [0.5, 0.8]
+    assert ratios({1: 10, 2: 40, 3: 60}, {1: 20, 2: 50}) == [0.5, 0.8]
 
 
 def test_summary_is_the_median_with_the_extremes() -> None:
@@ -208,6 +252,19 @@ def test_gate_against_another_row_compares_the_same_rounds() -> None:
     assert verdict.gate_says == MET
 
 
+def test_gate_against_several_takes_the_best_of_each_round() -> None:
+    """The least, or the most where more is better; who was not there is not missed."""
+    results = results_of(
+        *runs_of("r", "quorum", "f", 10, 10),
+        *runs_of("r", "pottery", "f", 20, 50),
+        *runs_of("r", "aioredlock", "f", 40, 25),
+    )
+    several = ("pottery", "aioredlock", "redlock-ng")
+    gate = Gate("r", "f", several, gate=0.5, client="quorum")
+    assert gate.values(results) == [0.5, 0.4]
+    assert dataclasses.replace(gate, at_least=True).values(results) == [0.25, 0.2]
+
+
 # What there is to measure.
 
 
@@ -216,8 +273,26 @@ def test_gates_name_rows_and_clients_that_are_measured() -> None:
     rows = {row.name: row for row in ROWS}
     for gate in GATES:
         assert gate.client in rows[gate.row].clients
-        if gate.against:
-            assert gate.against in rows[gate.against_row or gate.row].clients
+        assert set(gate.others) <= set(rows[gate.against_row or gate.row].clients)
+
+
+def test_gates_of_a_quorum_are_for_it_with_fencing_and_without() -> None:
+    """No error anywhere; in trouble no cycle that costs much more than before."""
+    judges = {
+        (one.row, one.client, one.figure): one.aim if one.gate is None else one.gate
+        for one in GATES
+    }
+    rows = [row for row in ROWS if row.quorum and row.name != "quorum-tasks"]
+    for row in rows:
+        for client in QUORUMS:
+            assert judges[row.name, client, "errors"] == 0
+            if row.trouble:
+                assert judges[row.name, client, "cycle_ratio"] == 1.3
+            elif row.work == "compete":
+                assert judges[row.name, client, "overlaps"] == 0
+            else:
+                assert (judges[row.name, client, "cycle_ms"] or 9) <= 2
+    assert {row.trouble for row in rows} == set(TROUBLES)
 
 
 def test_rows_name_works_and_clients_that_exist() -> None:
@@ -228,6 +303,19 @@ def test_rows_name_works_and_clients_that_exist() -> None:
         assert set(row.clients) <= set(CLIENTS)
         assert set(row.quick) <= set(row.clients)
         assert len(set(row.clients)) == len(row.clients)
+        assert row.trouble in TROUBLES
+        assert bool(row.trouble) == (row.work == "trouble")
+        assert row.quorum >= (3 if row.trouble else 0)
+        assert row.nodes == 1 or not row.quorum
+
+
+def test_peers_that_are_left_out_are_named_with_the_reason() -> None:
+    """And are not measured after all."""
+    text = markdown(dataclasses.replace(results_of(), about=about_of(left_out=LEFT_OUT)))
+    for name, reason in LEFT_OUT.items():
+        assert f"{name} {reason}" in text
+        assert name not in CLIENTS
+    assert set(QUORUM_PEERS) <= set(CLIENTS)
 
 
 def test_rows_are_chosen_by_name_or_beginning() -> None:
@@ -320,6 +408,116 @@ async def test_run_without_a_lock_shows_overlaps() -> None:
     row = dataclasses.replace(SHORT, clients=("none",))
     measured = await measure(row, "none", window_s=0.1, warm_up_s=0.0)
     assert measured.figures["overlaps"] > 10
+
+
+QUORUM = Row(
+    "quorum-3",
+    "",
+    "cycles",
+    1,
+    (*QUORUMS, "floor-quorum", "floor-quorum-own", "floor-quorum-redis-py"),
+    quorum=3,
+)
+
+
+async def test_quorum_is_asked_by_clients_and_floors() -> None:
+    """A majority at least, to acquire and to release."""
+    for client in QUORUM.clients:
+        measured = await measure(QUORUM, client, window_s=0.3, warm_up_s=0.1)
+        assert measured.errors == {}
+        assert measured.figures["cycle_ms"] > 0
+        assert measured.figures["sent"] >= 4
+        assert measured.figures["connections"] >= 1
+
+
+async def test_quorum_in_trouble_is_at_work_before_and_in_it() -> None:
+    """Over the same connections, and without an error."""
+    row = dataclasses.replace(QUORUM, work="trouble", quorum=5, trouble="stopped")
+    measured = await measure(row, "quorum-fenced", window_s=0.5, warm_up_s=0.1)
+    assert measured.errors == {}
+    figures = measured.figures
+    assert figures["cycle_ratio"] == pytest.approx(figures["cycle_ms"] / figures["calm_ms"])
+    assert figures["longest_ms"] >= figures["cycle_ms"] > 0
+
+
+async def test_quorum_that_waits_for_every_server_shows_the_trouble() -> None:
+    """The control: both of its rounds wait for the slow one."""
+    row = dataclasses.replace(QUORUM, work="trouble", trouble="slow")
+    measured = await measure(row, "floor-quorum-all", window_s=0.3, warm_up_s=0.1)
+    assert measured.figures["cycle_ms"] >= 2 * SLOW_S * 1e3
+    assert measured.figures["cycle_ms"] > measured.figures["calm_ms"]
+
+
+@pytest.mark.parametrize(("held", "expected"), [(1, "got"), (2, "refused")])
+async def test_floor_of_a_quorum_needs_a_majority(held: int, expected: str) -> None:
+    """What is held on one of three does not matter, on two it does."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(lock_server()) for _ in range(3)]
+        for server in servers[:held]:
+            async with redis.asyncio.Redis(port=server.port) as other:
+                await other.set("name", "another's")
+        ports = tuple(server.port for server in servers)
+        floor = CLIENTS["floor-quorum"].make()
+        await floor.open(Order("floor-quorum", "cycles", ports, 1, 1.0, 0.0))
+        stack.push_async_callback(floor.aclose)
+        pair = floor.pair("name", 10.0)
+        try:
+            await pair.release(await pair.acquire())
+        except RuntimeError:
+            said = "refused"
+        else:
+            said = "got"
+    assert said == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("stopped", redis.exceptions.TimeoutError),
+        ("refusing", redis.exceptions.ConnectionError),
+        ("read-only", redis.exceptions.ReadOnlyError),
+        ("full", redis.exceptions.OutOfMemoryError),
+        ("password", redis.exceptions.AuthenticationError),
+    ],
+)
+async def test_trouble_befalls_who_is_connected(kind: str, error: type[Exception]) -> None:
+    """Each in its own way; before it nobody is refused."""
+    async with lock_server() as server, befalling(server, kind) as trouble:
+        connected = redis.asyncio.Redis(
+            port=trouble.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0)
+        )
+        async with connected:
+            assert await connected.set("a", "1")
+            async with trouble:
+                if kind == "password":
+                    with pytest.raises(redis.exceptions.ConnectionError):
+                        await connected.set("b", "1")
+                with pytest.raises(error):
+                    await connected.set("b", "1")
+
+
+async def test_stopped_server_goes_on_afterwards() -> None:
+    """Nothing of ours is left stopped."""
+    async with lock_server() as server, redis.asyncio.Redis(port=server.port) as connected:
+        async with befalling(server, "stopped") as trouble, trouble:
+            pass
+        assert await connected.ping()
+
+
+async def test_slow_server_answers_all_later_but_all() -> None:
+    """Requests on their way together are late together."""
+    async with lock_server() as server, befalling(server, "slow") as trouble:
+        reader, writer = await asyncio.open_connection("127.0.0.1", trouble.port)
+        writer.write(b"PING\r\n")
+        assert await reader.readline() == b"+PONG\r\n"
+        async with trouble:
+            began_s = time.monotonic()
+            for _ in range(20):
+                writer.write(b"PING\r\n")
+            assert await reader.readexactly(20 * 7) == b"+PONG\r\n" * 20
+            assert time.monotonic() - began_s >= SLOW_S
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_leases_held_are_extended_by_client_and_floor() -> None:

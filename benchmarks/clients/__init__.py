@@ -6,8 +6,8 @@ from typing import Final
 
 from ._api import Client, Pair
 from ._catalogue import CLIENTS as _CLIENTS
-from ._catalogue import Entry
+from ._catalogue import LEFT_OUT, Entry
 
 CLIENTS: Final[dict[str, Entry]] = _CLIENTS
 
-__all__ = ["CLIENTS", "Client", "Entry", "Pair"]
+__all__ = ["CLIENTS", "LEFT_OUT", "Client", "Entry", "Pair"]

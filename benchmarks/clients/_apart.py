@@ -19,6 +19,7 @@ class Place:
     """A folder inside the environment, for one peer.
 
     Attributes:
+        name: The distribution's, except for node.
         proof: What is there once it is installed.
         because: Why it is apart.
     """
@@ -55,7 +56,7 @@ class Place:
             return None
         if self.is_node:
             return str(json.loads((self.path / self.proof).read_text())["version"])
-        found = importlib.metadata.distributions(path=[str(self.path)])
+        found = importlib.metadata.distributions(path=[str(self.path)], name=self.name)
         return next((one.version for one in found), None)
 
     @property
@@ -91,7 +92,7 @@ class Place:
         uv = shutil.which("uv")
         pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
         python = ["--python", sys.executable] if uv else []
-        # Its own dependency is redis-py, which is here, in the version that all share.
+        # redis-py is here, in the version that all share; what else one needs it names.
         target = ["--no-deps", "--target", str(self.path)]
         return [*pip, "install", *python, *target, *self.requirements]
 
@@ -102,7 +103,19 @@ REDIS_LOCK_PY: Final = Place(
     "redis_lock/asyncio/__init__.py",
     "its module has the name of python-redis-lock's",
 )
+AIOREDLOCK: Final = Place(
+    "aioredlock",
+    ("aioredlock>=0.7.3,<0.8", "aioredis>=1.3.1,<2", "async-timeout>=4,<6", "attrs>=23"),
+    "aioredlock/__init__.py",
+    "it needs aioredis 1, of before redis-py had asyncio",
+)
+REDLOCK_NG: Final = Place(
+    "redlock-ng",
+    ("redlock-ng>=2.0.4,<3",),
+    "redlock/client.py",
+    "it asks for redis-py below 6, although it works with the version here",
+)
 REDLOCK: Final = Place(
     "node", ("redlock@^4.2", "ioredis@^5"), "node_modules/redlock/package.json", "it is for node"
 )
-PLACES: Final = (REDIS_LOCK_PY, REDLOCK)
+PLACES: Final = (REDIS_LOCK_PY, AIOREDLOCK, REDLOCK_NG, REDLOCK)

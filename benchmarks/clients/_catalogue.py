@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from .._server import Habits
@@ -71,29 +71,27 @@ _NO_QUEUE: Final = {"compete": NO_QUEUE, "wait": NO_QUEUE, "queue": NO_QUEUE, **
 _SETS: Final = Habits(frozenset({"set"}))
 _POOL: Final = {"max_connections": 5000}
 
+
+def _on_uvloop(entry: Entry) -> Entry:
+    return replace(entry, label=f"{entry.label}, uvloop", uvloop=True)
+
+
+_AIODLOCK: Final = Entry("aiodlock, acquire and release", "aiodlocks", "ByHand")
+_REDIS_PY: Final = Entry("redis-py Lock", "redis_py", "OwnLock", cannot=_NO_WATCHDOG, habits=_SETS)
+_FLOOR: Final = Entry("floor, trivial scripts", "floors", "Trivial", cannot=_NO_QUEUE, habits=_SETS)
+_FLOOR_OWN: Final = Entry("floor, aiodlock's scripts", "floors", "Own")
+
 CLIENTS: Final[dict[str, Entry]] = {
-    "aiodlock": Entry("aiodlock, acquire and release", "aiodlocks", "ByHand"),
+    "aiodlock": _AIODLOCK,
     "aiodlock-with": Entry("aiodlock, async with", "aiodlocks", "Block"),
-    "aiodlock-uvloop": Entry(
-        "aiodlock, acquire and release, uvloop", "aiodlocks", "ByHand", uvloop=True
+    "aiodlock-uvloop": _on_uvloop(_AIODLOCK),
+    "quorum": Entry("aiodlock, quorum without fencing", "aiodlocks", "Quorum", {"fencing": False}),
+    "quorum-fenced": Entry(
+        "aiodlock, quorum with fencing", "aiodlocks", "Quorum", {"fencing": True}
     ),
-    "redis-py": Entry("redis-py Lock", "redis_py", "OwnLock", cannot=_NO_WATCHDOG, habits=_SETS),
-    "redis-py-pool": Entry(
-        "redis-py Lock, larger pool",
-        "redis_py",
-        "OwnLock",
-        _POOL,
-        cannot=_NO_WATCHDOG,
-        habits=_SETS,
-    ),
-    "redis-py-uvloop": Entry(
-        "redis-py Lock, uvloop",
-        "redis_py",
-        "OwnLock",
-        uvloop=True,
-        cannot=_NO_WATCHDOG,
-        habits=_SETS,
-    ),
+    "redis-py": _REDIS_PY,
+    "redis-py-pool": replace(_REDIS_PY, label="redis-py Lock, larger pool", options=_POOL),
+    "redis-py-uvloop": _on_uvloop(_REDIS_PY),
     "raw": Entry(
         "redis-py, two commands", "redis_py", "Commands", _POOL, cannot=_NO_QUEUE, habits=_SETS
     ),
@@ -137,6 +135,17 @@ CLIENTS: Final[dict[str, Entry]] = {
         cannot=_NO_WATCHDOG,
         habits=_SETS,
     ),
+    "aioredlock": Entry(
+        "aioredlock", "aioredlocks", "AioRedlock", apart=_apart.AIOREDLOCK, cannot=_NO_WATCHDOG
+    ),
+    "redlock-ng": Entry(
+        "redlock-ng AsyncRedlock",
+        "redlock_ng",
+        "RedlockNg",
+        apart=_apart.REDLOCK_NG,
+        cannot=_NO_WATCHDOG,
+        habits=_SETS,
+    ),
     "node-redlock": Entry(
         "node redlock with ioredis",
         "redlock.mjs",
@@ -147,22 +156,50 @@ CLIENTS: Final[dict[str, Entry]] = {
             "queue": "the worker for node has no such work",
         },
     ),
-    "floor": Entry("floor, trivial scripts", "floors", "Trivial", cannot=_NO_QUEUE, habits=_SETS),
-    "floor-uvloop": Entry(
-        "floor, trivial scripts, uvloop",
-        "floors",
-        "Trivial",
-        uvloop=True,
-        cannot=_NO_QUEUE,
-        habits=_SETS,
-    ),
-    "floor-own": Entry("floor, aiodlock's scripts", "floors", "Own"),
+    "floor": _FLOOR,
+    "floor-uvloop": _on_uvloop(_FLOOR),
+    "floor-own": _FLOOR_OWN,
     "floor-redis-py": Entry(
         "floor, aiodlock's scripts over redis-py's connection",
         "floors",
         "OwnOverRedisPy",
         cannot=_NO_QUEUE,
     ),
-    "floor-own-uvloop": Entry("floor, aiodlock's scripts, uvloop", "floors", "Own", uvloop=True),
+    "floor-own-uvloop": _on_uvloop(_FLOOR_OWN),
+    "floor-quorum": Entry(
+        "floor of a quorum, trivial scripts",
+        "quorum_floors",
+        "TrivialQuorum",
+        cannot=_NO_QUEUE,
+        habits=_SETS,
+    ),
+    "floor-quorum-own": Entry(
+        "floor of a quorum, aiodlock's scripts", "quorum_floors", "OwnQuorum", cannot=_NO_QUEUE
+    ),
+    "floor-quorum-redis-py": Entry(
+        "floor of a quorum, aiodlock's scripts over redis-py's connections",
+        "quorum_floors",
+        "OwnQuorum",
+        {"over_redis_py": True},
+        cannot=_NO_QUEUE,
+    ),
+    "floor-quorum-all": Entry(
+        "floor of a quorum, waiting for every server",
+        "quorum_floors",
+        "TrivialQuorum",
+        {"of_all": True},
+        cannot=_NO_QUEUE,
+        habits=_SETS,
+    ),
     "none": Entry("no lock at all, which the checker must find", "nothing", "Nothing"),
 }
+
+LEFT_OUT: Final = {
+    "aioredlock-py": "is for one server only, and its aioredis 2 cannot be imported on Python 3.11",
+    "configurable-redlock": "is pottery's AIORedlock with other arguments",
+    "pyredlock": "asks one server after the other, so it is slower than all that are measured",
+    "redlock": "blocks, and asks one server after the other: slower than all that are measured",
+    "redlock-plus": "blocks, and makes new threads for each question: slower still",
+    "redlock-py": "blocks, and asks one server after the other: slower than all that are measured",
+}
+"""Peers for a quorum that were tried, and are in no row, with the reason."""

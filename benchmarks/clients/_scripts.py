@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from importlib import resources
 from typing import Final
+
+from aiodlock._store._wire import Script
+from aiodlock._store._wire import digest as sha
+
+__all__ = ["COMPARE_AND_DELETE", "own", "sha"]
 
 COMPARE_AND_DELETE: Final = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
@@ -13,9 +16,4 @@ COMPARE_AND_DELETE: Final = (
 
 def own(name: str) -> str:
     """The text of one of aiodlock's scripts."""
-    return resources.files("aiodlock._store").joinpath(f"lua/{name}.lua").read_text()
-
-
-def sha(text: str) -> str:
-    """By which EVALSHA knows it."""
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name).text

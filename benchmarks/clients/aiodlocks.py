@@ -46,6 +46,17 @@ class ByHand:
             await self._cluster.aclose()
 
 
+class Quorum(ByHand):
+    """The same over independent servers, of which a majority decides."""
+
+    def __init__(self, *, fencing: bool) -> None:
+        self._fencing = fencing
+
+    async def open(self, order: Order) -> None:
+        self._cluster = None
+        self._locks = LockClient.quorum(order.urls, fencing=self._fencing)
+
+
 class Block(ByHand):
     """`async with lock`."""
 

@@ -34,7 +34,7 @@ class Wire(asyncio.Protocol):
         self._at_once = at_once
         self._on_push = on_push
         self._reader = hiredis.Reader()
-        self._asked: deque[tuple[asyncio.Future[Any], OnReply | None]] = deque()
+        self._asked: deque[tuple[asyncio.Future[Any] | None, OnReply | None]] = deque()
         self._unsent: list[bytes] = []
         self._loop = asyncio.get_running_loop()
 
@@ -57,20 +57,28 @@ class Wire(asyncio.Protocol):
             answer, on_reply = self._asked.popleft()
             if on_reply is not None:
                 on_reply(reply)
-            if not answer.done():
+            if answer is not None and not answer.done():
                 answer.set_result(reply)
 
     def ask(self, request: bytes, on_reply: OnReply | None = None) -> asyncio.Future[Any]:
         """*request*, packed; the reply."""
         answer = self._loop.create_future()
         self._asked.append((answer, on_reply))
+        self._send(request)
+        return answer
+
+    def tell(self, request: bytes, on_reply: OnReply) -> None:
+        """The same for who wants no future of each connection."""
+        self._asked.append((None, on_reply))
+        self._send(request)
+
+    def _send(self, request: bytes) -> None:
         if self._at_once:
             self.transport.write(request)
-            return answer
+            return
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(request)
-        return answer
 
     def _flush(self) -> None:
         self.transport.write(b"".join(self._unsent))
@@ -85,7 +93,7 @@ class OverRedisPy:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._asked: deque[tuple[asyncio.Future[Any], OnReply | None]] = deque()
+        self._asked: deque[tuple[asyncio.Future[Any] | None, OnReply | None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._reader = self._loop.create_task(self._read())
         self.transport = self
@@ -99,10 +107,17 @@ class OverRedisPy:
     def ask(self, request: bytes, on_reply: OnReply | None = None) -> asyncio.Future[Any]:
         answer = self._loop.create_future()
         self._asked.append((answer, on_reply))
+        self._send(request)
+        return answer
+
+    def tell(self, request: bytes, on_reply: OnReply) -> None:
+        self._asked.append((None, on_reply))
+        self._send(request)
+
+    def _send(self, request: bytes) -> None:
         sending = self._connection.send_packed_command((request,), check_health=False)
         with contextlib.suppress(StopIteration):  # One small request at a time never has to wait.
             sending.send(None)
-        return answer
 
     def close(self) -> None:
         self._reader.cancel()
@@ -113,7 +128,8 @@ class OverRedisPy:
             answer, on_reply = self._asked.popleft()
             if on_reply is not None:
                 on_reply(reply)
-            answer.set_result(reply)
+            if answer is not None:
+                answer.set_result(reply)
 
 
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command

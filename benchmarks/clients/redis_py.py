@@ -10,6 +10,7 @@ from redis.asyncio.cluster import ClusterNode
 
 from .._orders import Order
 from ._api import Lender, Pair
+from ._pooled import Pooled
 from ._scripts import COMPARE_AND_DELETE, sha
 
 
@@ -35,14 +36,11 @@ class OwnLock(Lender):
         await self._redis.aclose()
 
 
-class Commands(Lender):
+class Commands(Pooled):
     """SET NX PX, then a script that compares and deletes."""
 
-    def __init__(self, **pool: Any) -> None:
-        self._pool = pool
-
     async def open(self, order: Order) -> None:
-        self._redis = Redis.from_url(order.url, **self._pool)
+        await super().open(order)
         await self._redis.script_load(COMPARE_AND_DELETE)
 
     def pair(self, name: str, ttl_s: float) -> Pair:
@@ -59,6 +57,3 @@ class Commands(Lender):
                 raise RuntimeError(f"{name} was lost")
 
         return Pair(acquire, release)
-
-    async def aclose(self) -> None:
-        await self._redis.aclose()

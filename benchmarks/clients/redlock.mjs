@@ -14,11 +14,14 @@ const Redlock = require('redlock');
 
 const DRAIN_MS = 5000;
 const SETTLE_MS = 1000;
+const CALM_PART = 0.4;
 const HOLDER_TTL_MS = 60000;
 
-const redis = new Redis(order.ports[0], '127.0.0.1');
+const servers = order.ports.map((port) => new Redis(port, '127.0.0.1'));
+// Who says nothing about a lost connection is ended by it.
+for (const server of servers) server.on('error', () => {});
 // For ever, as the others wait; the pauses are its own: 200 ms, with up to 100 of jitter.
-const redlock = new Redlock([redis], { retryCount: -1 });
+const redlock = new Redlock(servers, { retryCount: -1 });
 const ttlMs = order.ttl_s * 1000;
 const errors = {};
 
@@ -88,6 +91,41 @@ async function cycles() {
   return { ...result, cpu_s, errors };
 }
 
+async function trouble() {
+  const spell = async (windowS) => {
+    const told = { cycles: 0, seconds: 0, cpu_s: 0, longest_ms: 0 };
+    const beganCpu = cpuSeconds();
+    const beganNs = nowNs();
+    const endNs = beganNs + windowS * 1e9;
+    let askedNs = beganNs;
+    const repeat = async () => {
+      while (askedNs < endNs || told.cycles === 0) {
+        try {
+          await (await redlock.lock(`own-${order.worker}-0`, ttlMs)).unlock();
+          told.cycles += 1;
+        } catch (error) {
+          await failed(error);
+        }
+        const endedNs = nowNs();
+        told.longest_ms = Math.max(told.longest_ms, (endedNs - askedNs) / 1e6);
+        askedNs = endedNs;
+      }
+    };
+    await bounded([repeat()], windowS * 1000 + DRAIN_MS);
+    const now = nowNs();
+    told.seconds = (now - beganNs) / 1e9;
+    told.cpu_s = cpuSeconds() - beganCpu;
+    told.longest_ms = Math.max(told.longest_ms, (now - askedNs) / 1e6);
+    return { ...told }; // A cycle that hangs may end later.
+  };
+  await spell(order.warm_up_s);
+  const calm = await spell(order.window_s * CALM_PART);
+  await exchange('ready', 'go');
+  const troubled = await spell(order.window_s);
+  await exchange('done', 'end');
+  return { calm, troubled, errors };
+}
+
 async function compete() {
   const who = (place) => `${order.worker}.${place}`;
   const run = async (name, windowS) => {
@@ -145,6 +183,6 @@ async function wait() {
   return { seconds, cpu_s, overlaps: entered, errors };
 }
 
-const result = await { cycles, compete, wait }[order.work]();
+const result = await { cycles, compete, wait, trouble }[order.work]();
 write(JSON.stringify(result));
 process.exit(0);

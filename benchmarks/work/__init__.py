@@ -11,11 +11,13 @@ from ..clients import Client
 from ._compete import compete
 from ._cycles import cycles
 from ._hold import hold, names, traced
+from ._trouble import trouble
 from ._wait import queue, wait
 
 WORKS: Final[dict[str, Callable[[Client, Order, Stage], Awaitable[dict[str, Any]]]]] = {
     "cycles": cycles,
     "compete": compete,
+    "trouble": trouble,
     "wait": wait,
     "queue": queue,
     "hold": hold,
