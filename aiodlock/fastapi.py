@@ -52,8 +52,8 @@ def install(
         locks: Need not be open yet.
         timeout_status: Status for `LockTimeout`, 400 to 599.
         retry_after: Whole seconds, at least 0, in the header `Retry-After` of `LockTimeout` and
-            `ServerUnreachable` (503). `LeaseLostError` and `fencing.StaleFenceError` are a 409, other
-            errors of a lock a 500.
+            `ServerUnreachable` (503). `LeaseLostError` and `fencing.StaleFenceError` are a 409,
+            other errors of a lock a 500.
 
     Raises:
         TypeError, ValueError: An argument is not what is allowed.

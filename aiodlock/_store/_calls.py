@@ -31,7 +31,11 @@ _PROBE: Final = Script("probe", by_text=True)
 
 
 class Caller:
-    """Sends calls over the link of their key; past it where it is silent, or sends us away."""
+    """Sends calls over the link of their key; past it where it is silent, or sends us away.
+
+    Args:
+        asks_once: Whether it gives up asking what we may do at the first refusal.
+    """
 
     def __init__(
         self,
@@ -41,8 +45,10 @@ class Caller:
         channel: str,
         request_timeout: float,
         on_mute: Callable[[str], None],
+        asks_once: bool = False,
     ) -> None:
         self._router = router
+        self._asks_once = asks_once
         self._request_timeout = request_timeout
         self._background = background
         self._channel = channel
@@ -132,7 +138,7 @@ class Caller:
     async def _rights(self, about: Call) -> Exception | None:
         """Why we may not do what locks need, for all who wait for it."""
         try:
-            (refusal,) = await self.reply(about, self._request_timeout, insists=True)
+            (refusal,) = await self.reply(about, self._request_timeout, insists=not self._asks_once)
         except (NoAnswer, LockError) as error:
             return error
         if refusal:

@@ -55,6 +55,7 @@ class Node:
             channel=channel,
             request_timeout=request_timeout,
             on_mute=_ignore,  # Nobody is handed anything here.
+            asks_once=True,  # One that is read-only or full is as good as dead.
         )
         # What is not answered yet, the oldest first: since when, and how it will be.
         self._asked: dict[int, tuple[float, asyncio.Future[Any]]] = {}
