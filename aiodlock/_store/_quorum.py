@@ -144,9 +144,12 @@ class QuorumStore:
         outcome = await round_.settled()
         if outcome == "unreachable":
             raise self._undecided(round_, _said_of_release)
-        standing = _most(released.value for released in round_.of(is_yes=False).values())
+        others = list(round_.of(is_yes=False).values())
+        standing = None if outcome == "yes" else _most(released.value for released in others)
+        # An earlier copy may have done it on a node that says no.
+        repeated = was_over or any(released.repeated for released in others)
         # Undecided: nobody can say that it was not ours.
-        return Released(outcome != "no", None if outcome == "yes" else standing, was_over)
+        return Released(outcome != "no", standing, repeated)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         """What a majority says; the votes are of all who are not much slower."""
@@ -171,6 +174,8 @@ class QuorumStore:
             if held + unknown >= round_.tally.majority:
                 raise self._undecided(round_, _said_of_inspect)
             owner = None
+        if owner == _NOT_A_LOCK:
+            raise NameTakenError(f"a key of {name!r} holds something that is not a lock", name=name)
         return self._standing(owner, [vote for vote in votes if vote.trouble is None], votes)
 
     def hold(self, token: str) -> None:
@@ -306,7 +311,7 @@ class QuorumStore:
             return
         released = call.answer(reply)
         ballot.parts[index].may_stand = False
-        round_.vote(index, released, is_yes=released.removed or released.repeated)
+        round_.vote(index, released, is_yes=released.removed)
 
     def _standing(
         self, owner: str | None, known: list[NodeStanding], votes: tuple[NodeStanding, ...]
