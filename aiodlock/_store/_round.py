@@ -10,6 +10,9 @@ _T = TypeVar("_T")
 # What a node may be slower than the majority, beside as long again as that took.
 _GRACE_S: Final = 0.25
 
+# A timer that is later than this says that the loop stood still; the answers may be there, unread.
+_STALL_S: Final = 0.05
+
 Outcome = Literal["yes", "no", "unreachable", "undecided"]
 
 
@@ -78,7 +81,8 @@ class Round(Generic[_T]):
         self._wants_all = wants_all
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
-        self._end = self._loop.call_later(within, self._settle)
+        self._end = self._loop.call_later(within, self._on_time)
+        self._has_grace = True
         self._is_short = False  # Whether the rest has been given its time.
         self._settled: asyncio.Future[None] = self._loop.create_future()
 
@@ -120,7 +124,15 @@ class Round(Generic[_T]):
             self._end.cancel()
             now = self._loop.time()
             end = min(self._end.when(), 2 * now - self._began_at + _GRACE_S)
-            self._end = self._loop.call_at(end, self._settle)
+            self._end = self._loop.call_at(end, self._on_time)
+
+    def _on_time(self) -> None:
+        now = self._loop.time()
+        if self._has_grace and now - self._end.when() > _STALL_S:
+            self._has_grace = False  # Once: a loop that is always late must time out as well.
+            self._end = self._loop.call_at(now + _STALL_S, self._on_time)
+        else:
+            self._settle()
 
     def _settle(self) -> None:
         self._end.cancel()
