@@ -20,17 +20,23 @@ from aiodlock._cleanup import Background
 from aiodlock._client import LockClient
 from aiodlock._lease import Lease
 from aiodlock._session import Session
-from aiodlock._store import _extensions, _mux, _source
+from aiodlock._store import _extensions, _mux, _node, _source
+from aiodlock._store._ballot import Part
 from aiodlock._store._calls import Caller
 from aiodlock._store._extensions import Extensions, _Shared
 from aiodlock._store._inbox import Inbox
 from aiodlock._store._mux import Link, Multiplexer
+from aiodlock._store._quorum import QuorumStore
 from aiodlock._store._redis import RedisStore
 from aiodlock._store._requests import Acquire, Release
+from aiodlock._store._round import Round, Tally
 from aiodlock._store._wire import Held
+from aiodlock._trying import Tries
 from aiodlock._validity import Validity
 from aiodlock._waiting import Wait
 from aiodlock._watchdog import Watchdog, Watchdogs
+from aiodlock.fencing import _redis as redis_fence
+from aiodlock.fencing import _sql as sql_fence
 from tests.mutants import Mutant, function_mutant
 
 
@@ -1583,7 +1589,201 @@ _CONNECTION: Final = (
     ),
 )
 
-RULES: Final = (*_SCRIPTS, *_WAITING, *_DEADLINES, _UNDELIVERED, *_CANCELLATION, *_CONNECTION)
+_FAULTS = "tests/test_quorum_faults.py::"
+_OF_QUORUM = "tests/test_quorum.py::"
+
+_QUORUM: Final = (
+    Rule(
+        "9 majority",
+        "Any two majorities share a node.",
+        (
+            Proof(
+                Line(Tally, "__init__", "nodes // 2 + 1", "nodes // 2"),
+                "tests/test_round.py::test_tally_majorities_always_share_a_node[5]",
+            ),
+        ),
+    ),
+    Rule(
+        "9 returns at the majority",
+        "The slowest node is not waited for.",
+        (
+            Proof(
+                Line(Round, "_judge", "self.tally.is_settled and", "False and"),
+                "tests/test_round.py::test_round_ends_at_the_majority_and_not_at_the_slowest",
+            ),
+            Proof(
+                Line(Round, "_judge", "self.tally.has_answers", "False"),
+                "tests/test_round.py::"
+                "test_round_waits_for_stragglers_as_long_again_and_a_moment[0.2-undecided]",
+            ),
+        ),
+    ),
+    Rule(
+        "9 second round",
+        "A majority knows the fencing token before the body begins.",
+        (
+            Proof(
+                Mutant("confirm", "redis.call('SET', KEYS[2], ARGV[3], 'EX', 86400)", ""),
+                _OF_QUORUM + "test_fencing_tokens_grow_over_grants_of_every_two_majorities",
+            ),
+            Proof(
+                Line(
+                    QuorumStore,
+                    "acquire",
+                    "await self._confirm(ballot, ttl_ms, until - _clock.now())",
+                    "deadline",
+                ),
+                _OF_QUORUM + "test_fencing_token_stands_on_a_majority_when_the_body_begins",
+            ),
+        ),
+    ),
+    Rule(
+        "9 undone before the next try",
+        "What a minority granted is given back before the next try.",
+        (
+            Proof(
+                Line(
+                    Tries,
+                    "_undo",
+                    "await self._store.release("
+                    "self.acquisition, within=min(self._request_timeout, left))",
+                    "pass",
+                ),
+                _OF_QUORUM + "test_minority_of_a_waiter_is_given_back_between_two_tries",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "9 released where it may stand",
+        "A release goes to the nodes, too, that did not answer.",
+        (
+            Proof(
+                Line(QuorumStore, "_hear_acquire", "was_said(reply) or not call.sent_at", "True"),
+                _FAULTS + "test_acquire_whose_replies_are_lost_is_given_back_everywhere",
+                "LockTimeout",
+            ),
+        ),
+    ),
+    Rule(
+        "9 never sent once given up",
+        "An acquire that waits for its connection is not sent after its release.",
+        (
+            Proof(
+                Line(Part, "give_up", "self._taking.cancel()", "pass"),
+                _FAULTS
+                + "test_acquire_that_waits_for_its_connection_when_it_is_given_up_is_never_sent",
+            ),
+        ),
+    ),
+    Rule(
+        "9 heal after a majority",
+        "A node is given the lock again only after a round in which a majority extended.",
+        (
+            Proof(
+                Line(
+                    QuorumStore,
+                    "_confirm",
+                    "outcome = await round_.settled()",
+                    "outcome = await round_.settled(); self._heal(ballot, ttl_ms, within)",
+                ),
+                _FAULTS + "test_round_without_a_majority_heals_nothing",
+            ),
+            Proof(
+                Line(QuorumStore, "extend", " and not ballot.is_over", ""),
+                _FAULTS + "test_lease_that_was_released_meanwhile_is_healed_nowhere",
+            ),
+            Proof(
+                Line(QuorumStore, "extend", "self._heal(ballot, ttl_ms, within)", "pass"),
+                _FAULTS + "test_minority_that_lost_its_keys_is_given_them_again_and_"
+                "counts_from_then_on[delete]",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "9 a dead node is spared",
+        "It does not collect requests.",
+        (
+            Proof(
+                Constant(_node, "_PATIENCE_S", 60.0),
+                _FAULTS + "test_node_that_is_dead_collects_no_requests",
+            ),
+        ),
+    ),
+    Rule(
+        "9 each server once",
+        "A server by two addresses is refused.",
+        (
+            Proof(
+                Line(QuorumStore, "acquire", "if self._twin:", "if False:"),
+                _OF_QUORUM
+                + "test_quorum_with_a_server_by_two_addresses_is_refused_when_it_acquires[5]",
+            ),
+        ),
+    ),
+)
+
+_FENCING: Final = (
+    Rule(
+        "10 claim first",
+        "A claim succeeds only if its token is larger than the one stored.",
+        (
+            Proof(
+                Constant(
+                    sql_fence,
+                    "_CLAIM",
+                    sql_fence._CLAIM.replace("held.token < excluded", "held.token <= excluded"),
+                ),
+                "tests/test_fencing_sql.py::"
+                "test_claim_with_no_larger_token_rolls_the_transaction_back[aiosqlite-late1]",
+            ),
+            Proof(
+                Constant(
+                    redis_fence,
+                    "_CLAIM",
+                    redis_fence._CLAIM.replace("token >= ARGV[1]", "token > ARGV[1]"),
+                ),
+                "tests/test_fencing_redis.py::"
+                "test_claim_with_no_larger_token_is_refused[server-late1]",
+            ),
+        ),
+    ),
+    Rule(
+        "10 equality later",
+        "Every later operation of the section requires its own token, until it has committed.",
+        (
+            Proof(
+                Constant(
+                    sql_fence,
+                    "_CHECK",
+                    "SELECT token FROM {fence} WHERE name = {0} AND token = {1}",
+                ),
+                "tests/test_fencing_sql.py::"
+                "test_newer_claim_waits_for_the_section_that_has_checked[aiosqlite-by-hand]",
+                "OperationalError",
+            ),
+            Proof(
+                Constant(
+                    redis_fence, "_WRITE", redis_fence._WRITE.replace("token ~= ARGV[1]", "false")
+                ),
+                "tests/test_fencing_redis.py::"
+                "test_write_with_another_token_runs_nothing[server-grant0-102]",
+            ),
+        ),
+    ),
+)
+
+RULES: Final = (
+    *_SCRIPTS,
+    *_WAITING,
+    *_DEADLINES,
+    _UNDELIVERED,
+    *_CANCELLATION,
+    *_CONNECTION,
+    *_QUORUM,
+    *_FENCING,
+)
 PROOFS: Final = [proof for rule in RULES for proof in rule.proofs if isinstance(proof, Proof)]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, TypeAlias
 
@@ -14,16 +14,19 @@ import anyio
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
+from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
 from aiodlock import Backoff, Lease, LeaseLostError, Lock, LockClient, LockTimeout, _cleanup
+from aiodlock._session import Session
 from aiodlock.fastapi import Locked, install
 from aiodlock.testing import LockServer
-from tests import leaks
+from tests import leaks, quorums
 from tests.conftest import MakeClient
 from tests.holders import hears
 from tests.keys import leftovers
 from tests.proxy import ChaosProxy
+from tests.quorums import Nodes
 from tests.steps import Mode, Steps, cancel_at_every_step
 from tests.until import until
 
@@ -910,6 +913,234 @@ async def test_native_cancel_in_the_clean_up_of_a_cancelled_scope_is_not_swallow
     assert task.cancelled()
     assert went_on == []
     await stage.assert_free()
+
+
+# Over a quorum: nothing is left on any node.
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LockServer]]:
+    """Five that know nothing of each other."""
+    with quorums.servers(5) as made:
+        yield made
+
+
+@pytest.fixture
+async def nodes(servers: list[LockServer]) -> AsyncIterator[Nodes]:
+    """The same, well and empty, with a proxy before each."""
+    async with quorums.nodes_of(servers) as made:
+        yield made
+
+
+@pytest.fixture
+async def quorum(nodes: Nodes) -> AsyncIterator[LockClient]:
+    """A client on all five, through the proxies, connected to all."""
+    async with nodes.open(request_timeout=REQUEST_TIMEOUT_S) as locks:
+        await quorums.warm(locks)
+        yield locks
+
+
+async def play_on(
+    nodes: Nodes,
+    act: Act,
+    *,
+    before: Act | None = None,
+    after: Act | None = None,
+    label: str,
+) -> Steps:
+    """Cancel *act* at each of its steps; then every node is free, and no timer is left."""
+    timers = strays()
+
+    async def look() -> None:
+        if after is not None:
+            await after()
+        await nodes.free()
+        assert await settled_strays(timers) == timers
+
+    return await cancel_at_every_step(act, look, before=before, label=f"{label}, quorum")
+
+
+async def test_quorum_acquire_cancelled_anywhere_leaves_nothing(
+    nodes: Nodes, quorum: LockClient
+) -> None:
+    """Two rounds, a body, a release."""
+    done = await play_on(nodes, use(quorum.lock("n")), label="async with lock")
+    assert done.steps >= 4
+
+
+async def test_quorum_acquire_with_slow_nodes_cancelled_anywhere_leaves_nothing(
+    nodes: Nodes, quorum: LockClient
+) -> None:
+    """Replies of some are on their way, requests of others."""
+    nodes.proxies[0].delay_replies(0.02)
+    nodes.proxies[1].delay_requests(0.02, n=None)
+    nodes.proxies[2].delay_requests(0.04, n=None)
+    done = await play_on(nodes, use(quorum.lock("n")), label="async with lock, slow nodes")
+    assert done.steps >= 4
+
+
+async def test_quorum_first_acquire_ever_cancelled_anywhere_leaves_nothing(nodes: Nodes) -> None:
+    """Connecting and loading the scripts are under way, on each node by itself."""
+    clients: list[LockClient] = []
+
+    async def before() -> None:
+        clients.append(LockClient.quorum(nodes.urls))
+
+    async def after() -> None:
+        await clients[-1].aclose()
+        assert await nodes.left() == {}
+
+    async def act() -> None:
+        async with clients[-1].lock("n"):
+            await asyncio.sleep(0)
+
+    done = await play_on(nodes, act, before=before, after=after, label="first acquire of a client")
+    assert done.steps >= 4
+
+
+async def test_quorum_acquire_that_gets_a_minority_cancelled_anywhere_gives_it_back(
+    nodes: Nodes, quorum: LockClient
+) -> None:
+    """Another stands on three of five; cancelled while trying, giving back, pausing."""
+    lock = quorum.lock("n", retry=Backoff(initial=0.01, maximum=0.02))
+    another = ["another", None, "another", None, "another"]
+
+    async def before() -> None:
+        await nodes.put(quorums.KEY, "another", 0, 2, 4)
+
+    async def act() -> None:
+        assert await lock.try_acquire(wait_timeout=0.06) is None
+
+    async def after() -> None:
+        async def is_given_back() -> bool:
+            return await nodes.values() == another
+
+        await until(is_given_back)
+        await nodes.delete(quorums.KEY, 0, 2, 4)
+
+    done = await play_on(nodes, act, before=before, after=after, label="acquire of a minority")
+    assert done.steps >= 4
+
+
+async def test_quorum_acquire_with_a_stopped_node_cancelled_anywhere_leaves_nothing(
+    nodes: Nodes, quorum: LockClient
+) -> None:
+    """On those that run at once, and on the stopped one when it goes on, its ttl at the latest."""
+    nodes.servers[3].pause()
+    running = Nodes(nodes.servers[:3] + nodes.servers[4:], [])
+    lock = quorum.lock("n", ttl=2)
+    done = await play_on(running, use(lock), label="async with lock, a stopped node")
+    assert done.steps >= 4
+    for admin in running.admins:
+        await admin.aclose()
+    nodes.servers[3].resume()
+    await nodes.free()
+
+
+async def test_quorum_hold_and_extend_cancelled_anywhere_leaves_nothing(
+    nodes: Nodes, quorum: LockClient
+) -> None:
+    """By hand, by the watchdog, and with a node that is healed by it."""
+    lock = quorum.lock("n", ttl=0.3)
+
+    async def act() -> None:
+        # (redis-py's asyncio client swallows a cancel now and then.)
+        with BlockingRedis.from_url(nodes.urls[1]) as admin:
+            async with lock as lease:
+                await lease.extend()
+                admin.delete(quorums.KEY)
+                await lease.extend(1)
+                await asyncio.sleep(0.15)
+
+    done = await play_on(nodes, act, label="hold, extend, heal")
+    assert done.steps >= 6
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.01])
+async def test_quorum_release_cancelled_anywhere_is_done(
+    nodes: Nodes, quorum: LockClient, slow_s: float
+) -> None:
+    """A second one is quiet."""
+    leases: list[Lease] = []
+    if slow_s:
+        for proxy in nodes.proxies:
+            proxy.delay_replies(slow_s)
+
+    async def before() -> None:
+        leases.append(await quorum.lock("n").acquire(wait_timeout=5))
+
+    async def act() -> None:
+        await leases[-1].release()
+
+    async def after() -> None:
+        assert leases[-1].state == "released"
+        assert not await leases[-1].release()
+
+    done = await play_on(
+        nodes, act, before=before, after=after, label=f"release, replies after {slow_s} s"
+    )
+    assert done.steps >= 1
+
+
+async def test_quorum_aclose_cancelled_anywhere_is_finished(nodes: Nodes) -> None:
+    """With a waiter, a body and a lease; their keys are gone when the cancel comes out."""
+    clients: list[LockClient] = []
+    tasks: list[asyncio.Task[Any]] = []
+    leases: list[Lease] = []
+
+    async def hold(entered: asyncio.Event) -> None:
+        async with clients[-1].lock("body"):
+            entered.set()
+            await asyncio.sleep(10)
+
+    async def before() -> None:
+        clients.append(LockClient.quorum(nodes.urls))
+        leases.append(await clients[-1].lock("n").acquire())
+        waiting = asyncio.create_task(clients[-1].lock("n").acquire())
+        entered = asyncio.Event()
+        tasks[:] = [waiting, asyncio.create_task(hold(entered))]
+        await entered.wait()
+
+    async def close() -> None:
+        await clients[-1].aclose()
+
+    async def after() -> None:
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ends] == [RuntimeError, LeaseLostError]
+        assert leases[-1].state == "released"
+        assert await nodes.left() == {}
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        assert [name for name in names if name.startswith("aiodlock")] == []
+
+    done = await play_on(nodes, close, before=before, after=after, label="aclose")
+    assert done.steps >= 1
+
+
+async def test_quorum_check_sees_a_caller_that_does_not_clean_up(
+    nodes: Nodes, quorum: LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: what was granted stays on the nodes."""
+
+    async def give_up(self: Session, acquisition: Any, terms: Any) -> None:
+        self.store.forget(acquisition.token)
+
+    monkeypatch.setattr(Session, "_give_up", give_up)
+    monkeypatch.setattr(Nodes, "free", _free_at_once)
+    with pytest.raises(AssertionError):
+        await play_on(nodes, use(quorum.lock("n", ttl=2)), label="no clean-up")
+    monkeypatch.undo()
+    await nodes.free()
+
+
+async def _free_at_once(nodes: Nodes) -> None:
+    """As `free`, but sure of it sooner than a ttl."""
+    left = await nodes.left()
+    for _ in range(20):
+        if not left:
+            break
+        await asyncio.sleep(0.02)
+        left = await nodes.left()
+    assert left == {}
 
 
 # Negative controls: the checks above see it when the clean-up is not what it is.

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -31,10 +31,13 @@ from aiodlock import (
     LockClient,
     LockTimeout,
     LostReason,
+    QuorumError,
     ServerUnreachable,
     _clock,
 )
+from aiodlock._store._quorum import QuorumStore
 from aiodlock.testing import LockServer
+from tests import quorums, wire
 from tests.conftest import MakeClient
 from tests.holders import (
     KEY,
@@ -50,9 +53,9 @@ from tests.proxy import ChaosProxy
 from tests.until import until
 from tests.workers import Worker
 
-# The catalogue counts in steps of two; 071 to 089 and 101 on are about other things than one
-# server and the plain lock.
-NUMBERS = [*range(1, 70, 2), *range(91, 100, 2)]
+# The catalogue counts in steps of two; 071 to 083 and 101 on are about other things than the plain
+# lock on one server, or on several.
+NUMBERS = [*range(1, 70, 2), *range(85, 100, 2)]
 UNCOVERED: dict[int, str] = {}
 
 # What a server that is slow or gone may add to a wait: the last try, and a busy machine.
@@ -896,6 +899,88 @@ async def test_case_069_lock_of_a_killed_process_is_free_within_its_ttl(
         lease = await asyncio.wait_for(waiting, 5)
         assert time.monotonic() - killed_at <= ttl + ROUND_TRIP_S
         await lease.release()
+
+
+# F. Several servers.
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LockServer]]:
+    """Five that know nothing of each other."""
+    with quorums.servers(5) as made:
+        yield made
+
+
+async def test_case_085_minority_is_undone_where_it_succeeded_and_where_that_is_unknown(
+    servers: list[LockServer],
+) -> None:
+    """Of three, one holds garbage and one loses its reply: all free again before the next try."""
+    async with quorums.nodes_of(servers[:3]) as nodes, nodes.open() as locks:
+        await quorums.warm(locks)
+        await nodes.put(KEY, "garbage", 0)
+        lost = wire.lose(nodes.proxies[1], "acquire", 2)
+        granted: list[list[str | None]] = []
+        acquire = QuorumStore.acquire
+
+        async def looked_at(self: QuorumStore, acquisition: Any, **options: Any) -> Any:
+            await nodes.put(KEY, "garbage", 0)
+            granted.append(await nodes.values())
+            return await acquire(self, acquisition, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(QuorumStore, "acquire", looked_at)
+            async with locks.lock("n").acquire(wait_timeout=20) as lease:
+                assert lost.hits == 2
+                assert lease.is_held
+        assert len(granted) >= 3
+        assert granted == [["garbage", None, None]] * len(granted)
+        await nodes.delete(KEY, 0)
+        await nodes.free()
+
+
+async def test_case_087_hung_node_slows_neither_acquire_nor_release(
+    servers: list[LockServer],
+) -> None:
+    """One of five is a black hole: what is still to be done there is done when it is back."""
+    async with quorums.nodes_of(servers) as nodes, nodes.open() as locks:
+        await quorums.warm(locks)
+        nodes.proxies[2].black_hole()
+        started_at = time.monotonic()
+        for _ in range(10):
+            lease = await locks.lock("n").acquire(wait_timeout=5)
+            assert await lease.release() is True
+        # Less than one request's time-out, and thirty requests were made.
+        assert time.monotonic() - started_at < 1.5
+        nodes.proxies[2].heal()
+        await locks.aclose()
+        assert await nodes.left() == {}
+
+
+@pytest.mark.parametrize("had_connected", [False, True])
+async def test_case_089_quorum_that_is_down_is_told_soon_and_is_not_busy(
+    servers: list[LockServer], *, had_connected: bool
+) -> None:
+    """All nodes down: a typed error that says what each said; busy is `None`.
+
+    At once where nothing can be sent; where a request was under way, when its time is over.
+    """
+    async with (
+        quorums.nodes_of(servers) as nodes,
+        nodes.open(nodes=nodes.urls, request_timeout=1.0) as locks,
+    ):
+        if had_connected:
+            async with locks.lock("n").acquire(wait_timeout=5):
+                assert await locks.lock("n").try_acquire() is None
+            await nodes.free()
+        for server in servers:
+            server.kill()
+        started_at = time.monotonic()
+        with pytest.raises(QuorumError) as down:
+            await locks.lock("n").try_acquire()
+        assert time.monotonic() - started_at < 0.9 + had_connected
+        assert down.value.outcome == "unreachable"
+        assert len(down.value.nodes) == 5
+        assert not isinstance(down.value, LockTimeout)
 
 
 # G. Exceptions.

@@ -22,6 +22,7 @@ from aiodlock import (
     LockTimeout,
     LostReason,
     NameTakenError,
+    _client,
     _clock,
     _names,
 )
@@ -536,7 +537,7 @@ async def a_lost_reply_is_no_loss(world: World) -> None:
     lease = await lock.acquire(wait_timeout=5)
     assert lost() > 0
     assert await world.value("a") == value_of(lease)
-    lost = network.lose_replies("extend")
+    lost = network.lose_replies(world.extension)
     assert await lease.extend() > 20
     assert lost() > 0
     assert lease.is_held
@@ -559,7 +560,8 @@ async def a_lost_connection_is_made_again(world: World) -> None:
     assert await holder.release() is True
     async with await waiting as lease:
         assert lease.is_held
-    assert await world.left() == []
+    # Who waits without a queue may have a try under way when it is cut: that leaves a tombstone.
+    assert await world.left(ignoring_tombstones=len(world.admins) > 1) == []
 
 
 @connection_rule
@@ -776,15 +778,21 @@ async def a_body_in_a_closing_client_is_told_and_waited_for(world: World) -> Non
 
 
 async def waiters(locks: LockClient, n: int) -> bool:
-    """Whether so many wait for "a"."""
-    return (await locks.lock("a").inspect()).waiters == n
+    """Whether so many wait for "a"; where there is no queue, of the clients in this process."""
+    told = await locks.lock("a").inspect()
+    assert locks._session is not None
+    if locks._session.store.has_queue:
+        return told.waiters == n
+    alike = [client for client in _client._clients if client._prefix == locks._prefix]
+    waits = [wait for client in alike if client._session for wait in client._session._waits]
+    return sum(wait.acquisition.name == "a" for wait in waits) == n
 
 
 def hears(locks: LockClient) -> bool:
     """Whether the client's inbox is subscribed, if it has need of one."""
     assert locks._session is not None
     store: Any = locks._session.store
-    return bool(store.hears or not store._listening)
+    return bool(not store.has_queue or store.hears or not store._listening)
 
 
 async def dying_waiter(locks: LockClient, *, alive_s: float) -> None:

@@ -362,8 +362,8 @@ SEEN = (AssertionError, TimeoutError, LockError, pytest.fail.Exception)
 async def world_for(name: str, server: LockServer) -> AsyncIterator[World]:
     """The quickest store that has the rule: in memory, or one server."""
     servers = Servers(server, None, None)  # type: ignore[arg-type]  # neither is asked for
-    store = next(store for store in reversed(STORES) if name not in store.without)
-    store = store if store.name == "memory" else STORES[0]
+    memory = next(store for store in STORES if store.name == "memory")
+    store = STORES[0] if name in memory.without else memory
     async with store.open(servers) as world:
         await world.flush()
         yield world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,11 +16,18 @@ from redis.backoff import ConstantBackoff
 
 from aiodlock import Lease, LockClient, _names
 from aiodlock._store import _source
-from aiodlock.testing import LockServer
+from aiodlock.testing import LockServer, lock_server
 from tests import keys, topologies, wire
 from tests.proxy import ChaosProxy
+from tests.until import until
 
 PREFIX = "aiodlock:"
+
+NODES = 5
+"""How many independent servers there are for quorums."""
+
+AGREED_S = 3.0
+"""More than the slowest copy takes until it has what most have."""
 
 Address: TypeAlias = tuple[str, int]
 Remap: TypeAlias = Callable[[Address], Address]
@@ -37,6 +45,7 @@ class World:
         servers: Those that clients are connected to; none where there is no connection.
         users_own: What the user made, and is to close.
         new_through: The same as `new`, to other addresses than those of the servers.
+        extension: The script that extends a lease there.
     """
 
     new: NewClient
@@ -46,6 +55,7 @@ class World:
     new_through: Callable[[Remap], Awaitable[LockClient]] | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     name: str = ""
+    extension: str = "extend"
 
     async def two(self) -> tuple[LockClient, LockClient]:
         """Two clients that know nothing of each other."""
@@ -74,12 +84,14 @@ class World:
         return None if most is None else str(most)
 
     async def ttl_left_s(self, name: str) -> float:
-        """For how long it will stand there at least."""
-        return min([int(await admin.pttl(key_of(name))) for admin in self.admins]) / 1000
+        """For how long it will stand there at least, on most of the copies."""
+        left_ms = [int(await admin.pttl(key_of(name))) for admin in self.admins]
+        return sorted(left_ms, reverse=True)[len(left_ms) // 2] / 1000
 
     async def ttls(self, prefix: str = PREFIX) -> dict[str, int]:
         """Milliseconds left of every key; the least of the copies."""
         found: dict[str, int] = {}
+        await self._agreed()
         for admin in self.admins:
             for key, ttl_ms in (await keys.ttls(_as_redis(admin), prefix)).items():
                 found[key] = min(ttl_ms, found.get(key, ttl_ms))
@@ -98,17 +110,29 @@ class World:
     async def delete(self, name: str, *, side: str = "lock") -> None:
         """Take a key of *name* away behind its holder's back."""
         key = getattr(_names.keys(PREFIX, name), side)
+        await self._agreed()
         assert [await admin.delete(key) for admin in self.admins] == [1] * len(self.admins)
 
     async def left(self, *, ignoring_tombstones: bool = False) -> list[str]:
-        """Every key that should not be there when nobody holds or waits."""
-        return [
-            key
-            for admin in self.admins
-            for key in await keys.leftovers(
-                _as_redis(admin), ignoring_tombstones=ignoring_tombstones
+        """Every key that should not be there, on any copy, when nobody holds or waits."""
+        await self._agreed()
+        found: set[str] = set()
+        for admin in self.admins:
+            found.update(
+                await keys.leftovers(_as_redis(admin), ignoring_tombstones=ignoring_tombstones)
             )
-        ]
+        return sorted(found)
+
+    async def _agreed(self) -> None:
+        """Let the slower copies catch up: a quorum does not wait for them."""
+
+        async def agree() -> bool:
+            found = [set(await keys.ttls(_as_redis(admin), "")) for admin in self.admins]
+            return all(each == found[0] for each in found)
+
+        with contextlib.suppress(TimeoutError):
+            if len(self.admins) > 1:
+                await until(agree, AGREED_S)
 
     async def cut_connections(self) -> None:
         """Every server drops every client."""
@@ -170,6 +194,7 @@ class Standing:
     plain: LockServer
     cluster: topologies.Cluster
     watched: topologies.Watched
+    nodes: list[LockServer] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -180,7 +205,8 @@ async def standing_servers(plain: LockServer) -> AsyncIterator[Standing]:
             stack.enter_async_context(topologies.cluster()),
             stack.enter_async_context(topologies.watched()),
         )
-        yield Standing(plain, cluster, watched)
+        nodes = [await stack.enter_async_context(lock_server()) for _ in range(NODES)]
+        yield Standing(plain, cluster, watched, nodes)
 
 
 Open: TypeAlias = Callable[[Standing], AbstractAsyncContextManager[World]]
@@ -260,14 +286,64 @@ async def in_memory(_: Standing) -> AsyncIterator[World]:
     """`memory://<word>`: clients with that word share one memory."""
     url = "memory://worlds"
     async with AsyncExitStack() as stack:
-        keeper: Any = await stack.enter_async_context(_source.of_url(url))
-        server = keeper.connection_pool.connection_kwargs["server"]
-        admin = await stack.enter_async_context(type(keeper)(server=server, decode_responses=True))
+        admin = await _admin_of_memory(url, stack)
 
         async def new(**options: Any) -> LockClient:
             return await stack.enter_async_context(LockClient.from_url(url, **options))
 
         yield World(new, [admin], stack=stack)
+
+
+def of_quorum(count: int) -> Open:
+    """`LockClient.quorum([Redis(...), ...])` of so many servers of the user's."""
+
+    @asynccontextmanager
+    async def opened(standing: Standing) -> AsyncIterator[World]:
+        servers = standing.nodes[:count]
+        async with AsyncExitStack() as stack:
+            admins: list[AnyRedis] = [
+                await stack.enter_async_context(admin_of(server)) for server in servers
+            ]
+            users_own: list[AnyRedis] = []
+
+            async def make(remap: Remap | None, **options: Any) -> LockClient:
+                addresses = [_remapped(remap, (topologies.HOST, server.port)) for server in servers]
+                nodes = [
+                    await stack.enter_async_context(Redis(host=host, port=port))
+                    for host, port in addresses
+                ]
+                users_own.extend(nodes)
+                return await stack.enter_async_context(LockClient.quorum(nodes, **options))
+
+            async def new(**options: Any) -> LockClient:
+                return await make(None, **options)
+
+            yield World(new, admins, servers, users_own, make, stack, extension="confirm")
+
+    return opened
+
+
+@asynccontextmanager
+async def quorum_in_memory(_: Standing) -> AsyncIterator[World]:
+    """`LockClient.quorum` of three memories in this process."""
+    urls = [f"memory://worlds {number}" for number in range(3)]
+    async with AsyncExitStack() as stack:
+        admins = [await _admin_of_memory(url, stack) for url in urls]
+
+        async def new(**options: Any) -> LockClient:
+            return await stack.enter_async_context(LockClient.quorum(urls, **options))
+
+        yield World(new, admins, stack=stack)
+
+
+async def _admin_of_memory(url: str, stack: AsyncExitStack) -> AnyRedis:
+    """Keeps the memory alive, and looks at it from outside."""
+    keeper: Any = await stack.enter_async_context(_source.of_url(url))
+    server = keeper.connection_pool.connection_kwargs["server"]
+    admin: AnyRedis = await stack.enter_async_context(
+        type(keeper)(server=server, decode_responses=True)
+    )
+    return admin
 
 
 def _remapped(remap: Remap | None, address: Address) -> Address:
@@ -288,18 +364,30 @@ class Store:
 
 
 _NO_CONNECTION = "it lives in the process: there is no connection that could fail"
+_IN_PROCESS = {
+    "a_lost_connection_is_made_again": _NO_CONNECTION,
+    "a_lost_reply_is_no_loss": _NO_CONNECTION,
+    "a_silent_server_cannot_delay_the_news": _NO_CONNECTION,
+}
+
+_NO_QUEUE = "nobody queues over a quorum: each node would have a queue in another order"
+_NO_HAND_OFF = "nothing is handed over in a quorum: a waiter tries again by itself"
+_WITHOUT_QUEUE = {
+    "a_single_try_does_not_overtake_a_waiter": _NO_QUEUE,
+    "a_waiter_who_leaves_is_passed_over": _NO_QUEUE,
+    "a_waiter_who_died_is_passed_over": _NO_QUEUE,
+    "those_who_poll_are_served_in_their_turn": _NO_QUEUE,
+    "a_release_hands_over_to_the_first_waiter": _NO_HAND_OFF,
+    "a_lease_handed_over_is_extended_beyond_its_short_start": _NO_HAND_OFF,
+    "a_lease_handed_over_without_a_watchdog_has_its_whole_ttl": _NO_HAND_OFF,
+}
 
 STORES = [
     Store("one server", of_one_server),
     Store("cluster", of_cluster),
     Store("Sentinel", of_sentinels),
-    Store(
-        "memory",
-        in_memory,
-        {
-            "a_lost_connection_is_made_again": _NO_CONNECTION,
-            "a_lost_reply_is_no_loss": _NO_CONNECTION,
-            "a_silent_server_cannot_delay_the_news": _NO_CONNECTION,
-        },
-    ),
+    Store("memory", in_memory, _IN_PROCESS),
+    Store("quorum of 3", of_quorum(3), _WITHOUT_QUEUE),
+    Store("quorum of 5", of_quorum(5), _WITHOUT_QUEUE),
+    Store("quorum in memory", quorum_in_memory, _WITHOUT_QUEUE | _IN_PROCESS),
 ]
