@@ -69,6 +69,7 @@ class Model:
             "discard": self._discard,
             "inspect": self._inspect,
             "probe": self._probe,
+            "confirm": self._confirm,
         }
         self._on_publish = on_publish
         self.now_us = 0
@@ -215,6 +216,18 @@ class Model:
         self.drop(key)
         return [self.publish(inbox, b"")]
 
+    def _confirm(self, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
+        """On a node of a quorum: its fencing token never falls, and nothing is made anew."""
+        (lock, fence), (token, ttl_ms, fencing_token) = keys, args
+        value = self.string(lock)
+        if value is None or not _is_of(token, value):
+            return [0, value]
+        if fencing_token != b"0":
+            if (_number(self.string(fence)) or 0) < int(fencing_token):
+                self.put(fence, fencing_token, FENCE_MS)
+            self.change(lock, b"%s/%s" % (token, fencing_token))
+        return [1, self.live_at_least(lock, int(ttl_ms))]
+
     # The server's own commands, as far as the scripts need them.
 
     def string(self, key: bytes) -> bytes | None:
@@ -238,6 +251,10 @@ class Model:
     def put(self, key: bytes, value: bytes, life_ms: int | None) -> None:
         ends_at_ms = None if life_ms is None else self.now_ms + life_ms
         self._entries[key] = _Entry(value, ends_at_ms)
+
+    def change(self, key: bytes, value: bytes) -> None:
+        """With the life that it has."""
+        self._entries[key].value = value
 
     def drop(self, key: bytes) -> bool:
         was_there = self._entry(key) is not None

@@ -191,6 +191,25 @@ class Extend(Script):
 
 
 @dataclass(frozen=True)
+class Confirm(Script):
+    """On a node of a quorum: with a fencing token so far *above* its counter; None: with none."""
+
+    token: str
+    ttl_ms: int = 30_000
+    above: int | None = 0
+
+    def call(self, world: World) -> tuple[str, list[bytes], list[bytes]]:
+        last = world.value(self.key("fence")) or b""
+        counter = int(last) if last.isdigit() else 10
+        fencing_token = b"0" if self.above is None else b"%d" % max(1, counter + self.above)
+        keys = [self.key("lock"), self.key("fence")]
+        return "confirm", keys, [self.token.encode(), b"%d" % self.ttl_ms, fencing_token]
+
+    def is_ms_left(self, at: int, reply: list[Any]) -> bool:
+        return at == 1 and reply[0] == 1
+
+
+@dataclass(frozen=True)
 class Discard(Script):
     token: str
 
@@ -739,6 +758,7 @@ steps = weighted(
     (30, st.builds(Acquire, name, token, ttl_ms, st.sampled_from([6_000, 6_000, 1_000, 150, 0]))),
     (15, st.builds(Release, name, token, st.sampled_from([False, False, True]), st.booleans())),
     (6, st.builds(Extend, name, token, ttl_ms, st.sampled_from([False, False, True]))),
+    (6, st.builds(Confirm, name, token, ttl_ms, st.sampled_from([-7, -1, 0, 1, 7, None]))),
     (2, st.builds(BreakLock, name)),
     (2, st.builds(Discard, name, token)),
     (1, st.builds(Inspect, name)),
@@ -796,6 +816,20 @@ BY_HAND: Final[list[list[Step]]] = [
     [Acquire(0, A), Acquire(0, B), Set(0, "lock", f"{B}/7".encode()), Acquire(0, B)],
     [Acquire(0, A), Discard(0, B), Discard(0, A), Discard(0, A), Release(0, A)],
     [Set(0, "lock", b"foreign"), Acquire(0, A), Inspect(0), BreakLock(0), BreakLock(0)],
+    # Confirmed with a token that is larger, smaller, equal, none; of another, of nobody.
+    *(
+        [Acquire(0, A), Confirm(0, A, 60_000, above), Delete(0, "lock")]
+        for above in (5, -5, 0, None)
+    ),
+    *(
+        [Acquire(0, A), Confirm(0, A, 10_000, above), Delete(0, "lock")]
+        for above in (5, -5, 0, None)
+    ),
+    [Acquire(0, C), Confirm(0, A), Confirm(0, C, above=5), Confirm(1, C), Confirm(0, C, above=-9)],
+    [Acquire(0, A), Delete(0, "fence"), Confirm(0, A), Delete(0, "lock"), Confirm(0, A)],
+    [Acquire(0, A), Set(0, "lock", f"{A}/7".encode()), Confirm(0, A), Confirm(0, A, above=None)],
+    *([Acquire(0, A), Set(0, "fence", last), Confirm(0, A), Acquire(0, B)] for last in FENCES),
+    *([Acquire(0, A), WrongType(0, kind), Confirm(0, A), Confirm(0, A, 1, None)] for kind in KINDS),
     # A tombstone, its refusal, and its end.
     [Release(0, A, tombstone=True), Acquire(0, A), Release(0, A, tombstone=True)],
     [Acquire(0, A), Release(0, C, tombstone=True), Acquire(0, B), Acquire(0, C)],
@@ -936,6 +970,24 @@ MUTANTS: Final = [
             "string.sub(value, 1, #ARGV[1]) == ARGV[1]",
         ),
     ),
+    ("a counter falls by confirm", Mutant("confirm", "< tonumber(ARGV[3]) then", "< 2^53 then")),
+    (
+        "confirm takes what is no counter for a large one",
+        Mutant("confirm", "or 0) or 0) <", "or 0) or 2^53) <"),
+    ),
+    ("confirm gives the fence no ttl", Mutant("confirm", ", 'EX', 86400)", ")")),
+    (
+        "confirm by what begins alike",
+        Mutant("confirm", "local token = ARGV[1] .. '/'", "local token = ARGV[1]"),
+    ),
+    (
+        "confirm leaves the value",
+        Mutant("confirm", "if value ~= token .. ARGV[3] then", "if false then"),
+    ),
+    (
+        "confirm without fencing writes it all the same",
+        Mutant("confirm", "if ARGV[3] ~= '0' then", "if true then"),
+    ),
     ("waiters are not counted", Mutant("inspect", "redis.call('ZCARD', KEYS[2])", "0")),
     ("probe leaves what it found", Mutant("probe", "redis.call('DEL', KEYS[1])\n", "")),
     *((label, mutant) for label, _, mutant in MUTANTS_OF_INVARIANTS),
@@ -945,6 +997,8 @@ MODEL_MUTANTS: Final = [
     (Model, "_release", "if _client_id(head) != client_id:", "if True:"),
     (_Name, "confirm", "self._server.live_at_least(self.lock, ttl_ms)", "ttl_ms"),
     (_Name, "_next_fencing_token", "self.last_fencing_token() + 1", "0"),
+    (Model, "_confirm", "< int(fencing_token)", "< 0"),
+    (Model, "_confirm", 'if fencing_token != b"0":', "if True:"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The seven invariants of the protocol; each check passes on our scripts, fails on a spoilt one."""
+"""The invariants of the protocol; each check passes on our scripts, fails on a spoilt one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from redis.asyncio import Redis
@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from aiodlock import LockClient, _clock
 from tests.by_hand import ONE, OTHER, THIRD, A, B, ByHand, C, D, Grant, State
 from tests.conftest import MakeClient
-from tests.mutants import Mutant
+from tests.mutants import Mutant, text_of
 from tests.proxy import ChaosProxy
 from tests.until import until
 from tests.workers import Worker
@@ -419,6 +419,56 @@ async def check_hand_off_to_a_crashed_waiter(world: World) -> None:
     assert lost.hits > 0
 
 
+# What the second round of a quorum may do to a node.
+
+
+async def check_confirmation_never_shortens_a_life(world: World) -> None:
+    """With a shorter ttl as with a longer one, with a fencing token and without."""
+    name = world.name()
+    for token, fencing in ((A, True), (B, False)):
+        granted = await name.granted(token, ttl_ms=60_000)
+        fencing_token = granted.fencing_token + 1 if fencing else 0
+        assert await _confirmed(name, token, fencing_token, ttl_ms=1_000) > 50_000
+        assert (await name.state()).ttls_ms["lock"] > 50_000
+        assert await _confirmed(name, token, fencing_token, ttl_ms=90_000) > 80_000
+        assert (await name.state()).ttls_ms["lock"] > 80_000
+        await name.release(token)
+
+
+async def check_confirmation_makes_nothing(world: World) -> None:
+    """What is gone stays gone; what is another's stays his, also if its token begins alike."""
+    name = world.name()
+    granted = await name.granted(C)
+    await name.let_expire()
+    assert await _confirmed(name, C, granted.fencing_token + 1) is None
+    assert await _is_free(name)
+    assert (await name.state()).fencing_token == granted.fencing_token
+    granted = await name.granted(C)
+    before = (await name.state())._replace(ttls_ms={})
+    for other in (A, B):
+        assert await _confirmed(name, other, granted.fencing_token + 1) == before.value
+        assert (await name.state())._replace(ttls_ms={}) == before
+
+
+async def check_confirmation_never_lowers_the_counter(world: World) -> None:
+    """A node that knows a larger one keeps it; one that knows a smaller one takes this."""
+    name = world.name()
+    granted = await name.granted(A)
+    for above, expected in ((9, 9), (5, 9), (10, 10)):
+        fencing_token = granted.fencing_token + above
+        await _confirmed(name, A, fencing_token)
+        state = await name.state()
+        assert state.value == f"{A}/{fencing_token}"
+        assert state.fencing_token == granted.fencing_token + expected
+        assert all(ttl_ms > 0 for ttl_ms in state.ttls_ms.values()), state.ttls_ms
+    await name.release(A)
+    ahead = await name.now_ms() * 1000 + 3_600_000_000
+    await name.granted(B)
+    await _confirmed(name, B, ahead)
+    await name.release(B)
+    assert (await name.granted(C)).fencing_token == ahead + 1
+
+
 CHECKS: list[Check] = [
     check_every_key_has_a_ttl,
     check_only_the_owner_removes_a_lock,
@@ -437,6 +487,9 @@ CHECKS: list[Check] = [
     check_fencing_tokens_survive_the_loss_of_their_key,
     check_crash_of_holder_and_head,
     check_hand_off_to_a_crashed_waiter,
+    check_confirmation_never_shortens_a_life,
+    check_confirmation_makes_nothing,
+    check_confirmation_never_lowers_the_counter,
 ]
 
 # What each check is there to notice: (what is spoilt, the check, how).
@@ -749,6 +802,57 @@ MUTANTS: list[tuple[str, Check, Mutant]] = [
         check_hand_off_to_a_crashed_waiter,
         Mutant("release", "string.format('%.0f', until_ms - now_ms)", "60000"),
     ),
+    (
+        "quorum: confirm cuts an older life",
+        check_confirmation_never_shortens_a_life,
+        Mutant("confirm", "if left < tonumber(ARGV[2]) then", "if true then"),
+    ),
+    (
+        "quorum: confirm tells of a life that it did not give",
+        check_confirmation_never_shortens_a_life,
+        Mutant("confirm", "redis.call('PEXPIRE', KEYS[1], ARGV[2])", ""),
+    ),
+    (
+        "quorum: confirm takes the ttl away",
+        check_confirmation_never_lowers_the_counter,
+        Mutant("confirm", "ARGV[3], 'KEEPTTL')", "ARGV[3])\n    if true then return {1, 1} end"),
+    ),
+    (
+        "quorum: confirm makes a key again",
+        check_confirmation_makes_nothing,
+        Mutant(
+            "confirm",
+            "if not value or",
+            "value = value or token\n"
+            "redis.call('SET', KEYS[1], value, 'PX', ARGV[2], 'NX')\n"
+            "if not value or",
+        ),
+    ),
+    (
+        "quorum: confirm takes another's",
+        check_confirmation_makes_nothing,
+        Mutant("confirm", "string.sub(value, 1, #token) ~= token", "false"),
+    ),
+    (
+        "quorum: confirm by what begins alike",
+        check_confirmation_makes_nothing,
+        Mutant("confirm", "local token = ARGV[1] .. '/'", "local token = ARGV[1]"),
+    ),
+    (
+        "quorum: confirm lowers a counter",
+        check_confirmation_never_lowers_the_counter,
+        Mutant("confirm", "< tonumber(ARGV[3]) then", "~= tonumber(ARGV[3]) then"),
+    ),
+    (
+        "quorum: confirm leaves a counter",
+        check_confirmation_never_lowers_the_counter,
+        Mutant("confirm", "redis.call('SET', KEYS[2], ARGV[3], 'EX', 86400)", ""),
+    ),
+    (
+        "quorum: confirm leaves the fence without ttl",
+        check_confirmation_never_lowers_the_counter,
+        Mutant("confirm", "ARGV[3], 'EX', 86400)", "ARGV[3])"),
+    ),
 ]
 
 
@@ -808,6 +912,15 @@ async def test_waiter_behind_a_killed_head_is_handed_the_lock_in_time(world: Wor
         await lease.release()
         await _hold_in_time(waiting, crashed_at)
         assert lost.hits > 0
+
+
+async def _confirmed(name: ByHand, token: str, fencing_token: int, *, ttl_ms: int = 30_000) -> Any:
+    """The ms left; or what stands in the key instead, if anything does."""
+    keys = (name.keys.lock, name.keys.fence)
+    _, answer = await name.redis.eval(
+        text_of("confirm"), len(keys), *keys, token, str(ttl_ms), str(fencing_token)
+    )
+    return answer
 
 
 def _value(state: State) -> str:

@@ -203,6 +203,42 @@ def test_members_after_any_changes_are_in_the_order_of_redis(
     assert members.first() == (expected[0][0] if expected else None)
 
 
+# Five nodes, of which the clock of one is ahead: the counter-example of the page on quorums.
+
+AHEAD_US: Final = 5_000_000
+
+
+def two_grants(*, writes_back: bool) -> list[int]:
+    """The fencing tokens of one grant by the nodes 0, 1, 2, and a later one by 2, 3, 4."""
+    nodes = [Hand() for _ in range(5)]
+    nodes[0].now_us += AHEAD_US
+    largest = []
+    for token, majority in ((A, nodes[:3]), (B, nodes[2:])):
+        counters = [reply[1] for reply in (node.acquire(token) for node in majority)]
+        fencing_token = max(counter for counter in counters if isinstance(counter, int))
+        largest.append(fencing_token)
+        for node in majority:
+            args = [token, b"30000", b"%d" % fencing_token]
+            if writes_back:
+                assert node.model.run("confirm", [LOCK, FENCE], args) == [1, 30_000]
+            node.release(token)
+        for node in nodes:
+            node.step(1_000)
+    return largest
+
+
+def test_largest_counter_of_a_majority_may_be_smaller_than_the_last_one() -> None:
+    """The next majority has not got the node whose counter it was; nothing has failed."""
+    first, second = two_grants(writes_back=False)
+    assert (first, second) == (BEGAN_AT_US + AHEAD_US, BEGAN_AT_US + 1_000_000)
+
+
+def test_largest_counter_written_back_to_a_majority_grows() -> None:
+    """Each later majority has a node that knows it."""
+    first, second = two_grants(writes_back=True)
+    assert (first, second) == (BEGAN_AT_US + AHEAD_US, BEGAN_AT_US + AHEAD_US + 1)
+
+
 # Any calls, while the clock does what it likes.
 
 

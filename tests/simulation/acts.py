@@ -24,6 +24,7 @@ from aiodlock import (
 )
 from tests.simulation.referee import Asking, Belief, Referee
 from tests.simulation.scripts import short
+from tests.simulation.site import ONLY
 from tests.simulation.world import Host
 
 PREFIX: Final = "aiodlock:"
@@ -45,6 +46,9 @@ class Options:
     breaks: int  # How often somebody breaks a lock: its share of about 20.
     protocol: int
     until_s: float  # No act begins later.
+    nodes: tuple[str, ...] = (ONLY,)  # More than one: a quorum.
+    fencing: bool = True
+    extends_wildly: bool = False  # Beyond the lock's own ttl; while it is being released.
 
     @property
     def ttl_most_s(self) -> float:
@@ -131,6 +135,7 @@ class Act:
         self._belief: Belief | None = None
         self._lease: Lease | None = None
         self._asked_at_deadline = math.inf
+        self._late: asyncio.Task[None] | None = None  # Kept, as asyncio does not.
 
     async def run(self) -> None:
         """To its end, which must be one of those that are allowed."""
@@ -231,7 +236,7 @@ class Act:
         await self._choice.lock.inspect()
 
     async def _break(self) -> None:
-        self._referee.scripts.broken.add(self._choice.key)
+        self._referee.will_break(self._choice.key)
         await self._choice.lock.break_lock()
 
     async def _body(self, lease: Lease, *, has_block: bool = True) -> None:
@@ -241,6 +246,9 @@ class Act:
             for _ in range(self._chance.randint(1, 3)):
                 await asyncio.sleep(self._chance.random() * self._hold_s())
                 await self._use(lease)
+            if self._process.options.extends_wildly and self._chance.random() < 0.1:
+                self._late = asyncio.create_task(self._extend_late(lease))
+                await asyncio.sleep(0)
         finally:
             tells_body = has_block and self._choice.tells_body and not self._has_nested
             self._end_belief(tells_body=tells_body)
@@ -248,15 +256,25 @@ class Act:
     def _hold_s(self) -> float:
         return self._choice.ttl_s if self._chance.random() < 0.1 else self._process.options.hold_s
 
+    async def _extend(self, lease: Lease, ttl: float | None) -> None:
+        # An answer that comes after the loss moves the deadline of what is lost already.
+        self._asked_at_deadline = lease.deadline
+        with suppress(ServerUnreachable):
+            await lease.extend(ttl)
+
+    async def _extend_late(self, lease: Lease) -> None:
+        """By another task, which is not told that this one leaves."""
+        with suppress(ServerUnreachable, LeaseLostError, RuntimeError):
+            await lease.extend()
+
     async def _use(self, lease: Lease) -> None:
         lot = self._chance.random()
-        if lot < 0.3:
+        if self._process.options.extends_wildly and self._chance.random() < 0.3:
+            await self._extend(lease, self._process.options.ttl_most_s)
+        elif lot < 0.3:
             lease.check()
         elif lot < 0.4:
-            # An answer that comes after the loss moves the deadline of what is lost already.
-            self._asked_at_deadline = lease.deadline
-            with suppress(ServerUnreachable):
-                await lease.extend(self._choice.ttl_s if lot < 0.35 else None)
+            await self._extend(lease, self._choice.ttl_s if lot < 0.35 else None)
         elif lot < 0.5:
             lease.check(min_left=0.001)
         elif lot < 0.55 and not self._is_nested:
@@ -287,11 +305,12 @@ class Act:
         assert asking is not None
         self._end_ask("got")
         self._lease = lease
+        fencing_token = lease.fencing_token if self._process.options.fencing else 0
         self._belief = Belief(
             self._host,
             asking.name,
             lease.owner_token,
-            lease.fencing_token,
+            fencing_token,
             self._host.world.now,
             asking.since,
             asking.stopped_s,
@@ -301,7 +320,7 @@ class Act:
         )
         self._process.open[self._belief] = lease
         self._referee.believe(self._belief)
-        self._process.note("got", self._choice.name, short(lease.owner_token), lease.fencing_token)
+        self._process.note("got", self._choice.name, short(lease.owner_token), fencing_token)
 
     def _end_belief(self, *, was_dropped: bool = False, tells_body: bool = False) -> None:
         belief, lease = self._belief, self._lease

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tests.model import Kept
 from tests.simulation.acts import PREFIX
-from tests.simulation.network import Network, Wire
+from tests.simulation.network import Weather, Wire
 from tests.simulation.referee import Referee
-from tests.simulation.server import SimulatedServer
+from tests.simulation.site import Site
 from tests.simulation.users import Crew
 from tests.simulation.world import World
 
@@ -31,8 +31,7 @@ class Chaos:
     def __init__(
         self,
         world: World,
-        network: Network,
-        server: SimulatedServer,
+        sites: Sequence[Site],
         referee: Referee,
         crews: list[Crew],
         *,
@@ -42,8 +41,7 @@ class Chaos:
         self.injected: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()  # While somebody whom it concerns held or waited.
         self._world = world
-        self._network = network
-        self._server = server
+        self._sites = sites
         self._referee = referee
         self._crews = crews
         self._names = names
@@ -61,15 +59,21 @@ class Chaos:
         self._world.at(until_s, self._end)
 
     def _strike(self, fault: str) -> None:
-        if FAULTS[fault](self):
+        if self._inject(fault):
             self.injected[fault] += 1
             self._world.note("FAULT", fault)
 
+    def _inject(self, fault: str) -> bool:
+        """Whether there was somebody to hit."""
+        return FAULTS[fault](self)
+
     def _end(self) -> None:
         self._is_over = True
-        self._network.weather.clear()
-        self._server.resume()
-        self._accept()
+        for site in self._sites:
+            site.network.weather.clear()
+            site.network.join()
+            site.server.resume()
+            self._accept(site)
         for crew in self._crews:
             crew.host.resume()
 
@@ -78,10 +82,14 @@ class Chaos:
         if any(host in (None, concerned) for concerned in self._referee.concerned()):
             self.hits[fault] += 1
 
+    def _site(self) -> Site:
+        """One server, by lot if there are more."""
+        return self._sites[0] if len(self._sites) == 1 else self._chance.choice(self._sites)
+
     # Connections.
 
-    def _wire(self, fault: str) -> Wire | None:
-        wires = self._network.live()
+    def _wire(self, fault: str, site: Site | None = None) -> Wire | None:
+        wires = (site or self._site()).network.live()
         if not wires:
             return None
         wire = self._chance.choice(wires)
@@ -117,15 +125,15 @@ class Chaos:
 
     def late_news(self) -> bool:
         """One host: its requests go nowhere, while its messages are later still."""
-        crew = self._crew()
+        crew, site = self._crew(), self._site()
         if crew is None:
             return False
         self._concerns("late_news", crew.host)
         for_s = 0.5 + 4 * self._chance.random()
         self._referee.trouble(for_s + 2.0)
-        self._network.cut_off_until[crew.host.name] = self._world.now + for_s
-        for wire in self._network.live():
-            if wire.host is crew.host and self._server.hears(wire.number):
+        site.network.cut_off(crew.host, for_s, fate="refused")
+        for wire in site.network.live():
+            if wire.host is crew.host and site.server.hears(wire.number):
                 wire.down.stall(for_s + 0.5 * self._chance.random())
             elif wire.host is crew.host:
                 wire.silence(up=True, down=True)
@@ -133,26 +141,27 @@ class Chaos:
 
     def slow(self) -> bool:
         """Everything takes longer for a while."""
-        weather = self._network.weather
+        weather = self._site().network.weather
         weather.most_s = self._chance.choice((0.02, 0.3))
-        return self._bad_weather("slow")
+        return self._bad_weather("slow", weather)
 
     def uneven(self) -> bool:
         """Some messages take much longer for a while."""
-        self._network.weather.slow_share = 0.2
-        return self._bad_weather("uneven")
+        weather = self._site().network.weather
+        weather.slow_share = 0.2
+        return self._bad_weather("uneven", weather)
 
     def refuse(self) -> bool:
         """New connections are refused for a while, or never answered."""
-        weather = self._network.weather
+        weather = self._site().network.weather
         weather.refuses_share, weather.swallows_share = self._chance.choice(((0.8, 0), (0, 0.8)))
-        return self._bad_weather("refuse")
+        return self._bad_weather("refuse", weather)
 
-    def _bad_weather(self, fault: str) -> bool:
+    def _bad_weather(self, fault: str, weather: Weather) -> bool:
         for_s = 0.2 + 3 * self._chance.random()
         self._concerns(fault)
         self._referee.trouble(for_s + 2.0)
-        self._world.after(for_s, self._network.weather.clear)
+        self._world.after(for_s, weather.clear)
         return True
 
     # The server.
@@ -161,7 +170,7 @@ class Chaos:
         for_s = self._chance.choice((0.1, 1.0, 4.0)) * self._chance.random()
         self._concerns("pause_server")
         self._referee.trouble(for_s + 2.0)
-        self._server.pause(for_s)
+        self._site().server.pause(for_s)
         return True
 
     def refusals(self) -> bool:
@@ -169,60 +178,71 @@ class Chaos:
         for_s = 0.05 + self._chance.choice((0.2, 2.0)) * self._chance.random()
         self._concerns("refusals")
         self._referee.trouble(for_s + 2.0)
-        self._server.refusal = self._chance.choice(_REFUSALS)
-        self._world.after(for_s, self._accept)
+        site = self._site()
+        site.server.refusal = self._chance.choice(_REFUSALS)
+        self._world.after(for_s, self._accept, site)
         return True
 
-    def _accept(self) -> None:
-        self._server.refusal = None
+    def _accept(self, site: Site) -> None:
+        site.server.refusal = None
 
     def crash(self) -> bool:
         """It comes back with all of its keys."""
-        return self._crash("crash", self._server.model.dump, loses=False)
+        site = self._site()
+        return self._crash("crash", site, site.server.model.dump, loses=False)
 
     def crash_empty(self) -> bool:
         """It comes back with nothing."""
-        return self._crash("crash_empty", dict, loses=True)
+        return self._crash("crash_empty", self._site(), dict, loses=True)
 
     def failover(self) -> bool:
         """What takes its place has the keys of a moment ago, without the last writes."""
-        self._older = self._server.model.dump()
-        self._world.after(0.5 * self._chance.random(), self._promote)
-        return self._server.is_up
+        site = self._site()
+        self._older = site.server.model.dump()
+        self._world.after(0.5 * self._chance.random(), self._promote, site)
+        return site.server.is_up
 
-    def _promote(self) -> None:
+    def _promote(self, site: Site) -> None:
         older = self._older
-        self._crash("failover", lambda: older, loses=True)
+        self._crash("failover", site, lambda: older, loses=True)
 
-    def _crash(self, fault: str, kept: Callable[[], Mapping[bytes, Kept]], *, loses: bool) -> bool:
-        if not self._server.is_up or self._is_over:
+    def _crash(
+        self, fault: str, site: Site, kept: Callable[[], Mapping[bytes, Kept]], *, loses: bool
+    ) -> bool:
+        if not site.server.is_up or self._is_over:
             return False
-        for_s = 0.05 + self._chance.choice((0.1, 3.0)) * self._chance.random()
+        for_s = self._down_s(loses=loses)
         self._concerns(fault)
         self._referee.trouble(for_s + 5.0)
-        self._server.crash(tells=self._chance.random() < 0.7)
-        self._server.resume()
-        self._world.after(for_s, self._start, fault, kept(), loses)
+        site.server.crash(tells=self._chance.random() < 0.7)
+        site.server.resume()
+        self._world.after(for_s, self._start, site, kept(), loses)
         return True
 
-    def _start(self, fault: str, kept: Mapping[bytes, Kept], loses: bool) -> None:
+    def _down_s(self, *, loses: bool) -> float:
+        """How long a server stays away after a crash."""
+        return 0.05 + self._chance.choice((0.1, 3.0)) * self._chance.random()
+
+    def _start(self, site: Site, kept: Mapping[bytes, Kept], loses: bool) -> None:
         if loses:
-            self._referee.scripts.keys_went(None)
-        self._server.start(kept)
-        self._referee.scripts.restored()
+            site.scripts.keys_went(None)
+        site.server.start(kept)
+        site.scripts.restored()
 
     def script_flush(self) -> bool:
         """Again and again for a while: which scripts are known changes within a request."""
         self._concerns("script_flush")
+        site = self._site()
         for n in range(20):
-            self._world.after(n * 0.1 * self._chance.random(), self._server.forget_scripts)
+            self._world.after(n * 0.1 * self._chance.random(), site.server.forget_scripts)
         return True
 
     def client_kill(self) -> bool:
-        wire = self._wire("client_kill")
+        site = self._site()
+        wire = self._wire("client_kill", site)
         if wire is not None:
             self._referee.trouble(1.0)
-            self._server.disconnect(wire.number)
+            site.server.disconnect(wire.number)
         return wire is not None
 
     def evict(self) -> bool:
@@ -231,18 +251,20 @@ class Chaos:
         return self._remove("evict", f"{PREFIX}{{{self._chance.choice(self._names)}}}{suffix}")
 
     def _remove(self, fault: str, key: str) -> bool:
-        if not self._server.model.delete(key.encode()):
+        site = self._site()
+        if not site.server.model.delete(key.encode()):
             return False
         self._concerns(fault)
         self._referee.trouble(7.0)
-        self._referee.scripts.keys_went(key)
+        site.scripts.keys_went(key)
         return True
 
     def flushall(self) -> bool:
         self._concerns("flushall")
         self._referee.trouble(7.0)
-        self._server.model.flushall()
-        self._referee.scripts.keys_went(None)
+        site = self._site()
+        site.server.model.flushall()
+        site.scripts.keys_went(None)
         return True
 
     def step(self) -> bool:
@@ -250,8 +272,9 @@ class Chaos:
         by_s = self._chance.choice((-20.0, -1.0, 1.0, 20.0)) * self._chance.random()
         self._concerns("step")
         self._referee.trouble(self._ttl_s + 20.0)
-        self._referee.scripts.clock_steps(by_s)
-        self._server.stepped_us += int(by_s * 1e6)
+        site = self._site()
+        site.scripts.clock_steps(by_s)
+        site.server.stepped_us += int(by_s * 1e6)
         return True
 
     # Hosts.
@@ -285,15 +308,19 @@ class Chaos:
         self._referee.trouble(1.0)
         crew.die()
         crew.host.kill()
-        for wire in self._network.live():
-            if wire.host is crew.host:
-                wire.down.die()
-                # The kernel closes its sockets, unless the whole machine went.
-                if self._chance.random() < 0.5:
-                    wire.up.send(None)
-                else:
-                    wire.up.die()
+        for site in self._sites:
+            for wire in site.network.live():
+                if wire.host is crew.host:
+                    self._close_dead(wire)
         return True
+
+    def _close_dead(self, wire: Wire) -> None:
+        wire.down.die()
+        # The kernel closes its sockets, unless the whole machine went.
+        if self._chance.random() < 0.5:
+            wire.up.send(None)
+        else:
+            wire.up.die()
 
 
 FAULTS: Final[dict[str, Callable[[Chaos], bool]]] = {

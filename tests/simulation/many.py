@@ -17,9 +17,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tests.simulation.chaos import FAULTS
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutants import MUTANTS as MUTANTS_OF_ONE
+from tests.simulation.mutants import Mutant
 from tests.simulation.one import Verdict, simulate
+from tests.simulation.quorum_chaos import QUORUM_FAULTS
+from tests.simulation.quorum_mutants import MUTANTS as MUTANTS_OF_QUORUM
 
+MUTANTS: Final = (*MUTANTS_OF_ONE, *MUTANTS_OF_QUORUM)
 # Within so many seeds each mutant must be caught.
 SEEDS_OF_MUTANT: Final = 200
 _CHUNK: Final = 5
@@ -95,11 +99,12 @@ def run_many(
     pool: multiprocessing.pool.Pool,
     *,
     faults: Sequence[str] | None = None,
+    is_quorum: bool = False,
     on_failed: Callable[[Verdict], None] | None = None,
 ) -> Tally:
     """The seeds from *first* on; one that failed is told of at once."""
     tally = Tally()
-    work = functools.partial(simulate, faults=faults)
+    work = functools.partial(simulate, faults=faults, is_quorum=is_quorum)
     for verdict in pool.imap(work, range(first, first + count), chunksize=_CHUNK):
         tally.add(verdict)
         if verdict.breaches and on_failed is not None:
@@ -111,13 +116,19 @@ def hunt(number: int) -> Caught:
     """Simulate with mutant *number* until somebody notices."""
     mutant: Mutant = MUTANTS[number]
     with mutant.applied():
-        for seed in range(SEEDS_OF_MUTANT):
+        for seed in range(mutant.first, mutant.first + SEEDS_OF_MUTANT):
             breaches = simulate(
-                seed, rate_share=mutant.rate_share, faults=mutant.faults, stops_early=True
+                seed,
+                rate_share=mutant.rate_share,
+                faults=mutant.faults,
+                stops_early=True,
+                is_quorum=mutant.is_quorum,
+                is_hasty=mutant.is_hasty,
+                options=mutant.options,
             ).breaches
             if breaches:
                 rule, _, what = breaches[0].partition(": ")
-                return Caught(mutant.name, rule, what, seed, seed + 1)
+                return Caught(mutant.name, rule, what, seed, seed + 1 - mutant.first)
     return Caught(mutant.name, None, "", -1, SEEDS_OF_MUTANT)
 
 
@@ -127,7 +138,9 @@ def main(arguments: list[str]) -> int:
     if asked.mutants:
         return _hunt_all(asked.workers)
     if asked.seed is not None:
-        verdict = simulate(asked.seed, trace=asked.trace, faults=asked.faults)
+        verdict = simulate(
+            asked.seed, trace=asked.trace, faults=asked.faults, is_quorum=asked.quorum
+        )
         for line in verdict.trace:
             print(line)
         print(f"seed {verdict.seed}: history {verdict.digest}, breaches: {verdict.breaches}")
@@ -142,8 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--trace", action="store_true", help="print its history")
     parser.add_argument(
-        "--faults", nargs="+", choices=sorted(FAULTS), help="of these (those that the seed draws)"
+        "--faults",
+        nargs="+",
+        choices=sorted({*FAULTS, *QUORUM_FAULTS}),
+        help="of these (those that the seed draws)",
     )
+    parser.add_argument("--quorum", action="store_true", help="of 3 or 5 servers, not of one")
     parser.add_argument("--mutants", action="store_true", help="see that each mutant is caught")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     return parser
@@ -152,7 +169,14 @@ def _parser() -> argparse.ArgumentParser:
 def _run_all(asked: argparse.Namespace) -> int:
     began_at = time.perf_counter()
     with workers(asked.workers) as pool:
-        tally = run_many(asked.first, asked.seeds, pool, faults=asked.faults, on_failed=_tell)
+        tally = run_many(
+            asked.first,
+            asked.seeds,
+            pool,
+            faults=asked.faults,
+            is_quorum=asked.quorum,
+            on_failed=_tell,
+        )
     took_s = time.perf_counter() - began_at
     print(tally)
     print(

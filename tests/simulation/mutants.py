@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
 
@@ -20,7 +20,7 @@ from aiodlock._watchdog import Watchdog
 from tests import model
 from tests.model import Model, Reply, _Name
 from tests.mutants import function_mutant
-from tests.simulation.one import RATE_SHARE
+from tests.simulation.world import RATE_SHARE
 
 
 @dataclass(frozen=True)
@@ -31,28 +31,36 @@ class Mutant:
     applied: Callable[[], AbstractContextManager[Any]]
     faults: tuple[str, ...] | None = None  # Those that matter to it; None: the seed's own.
     rate_share: float = RATE_SHARE
+    is_quorum: bool = False
+    is_hasty: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)  # Of users to whom it matters.
+    first: int = 0  # The seeds before this one notice nothing, and take their time.
 
 
-def _changed(
+def changed(
     name: str, owner: type, method: str, old: str, new: str, faults: tuple[str, ...] | None = None
 ) -> Mutant:
+    """With one line of a method changed."""
     return Mutant(name, lambda: function_mutant(owner, method, old, new), faults)
 
 
-def _replaced(
+def replaced(
     name: str, owner: Any, attribute: str, value: object, faults: tuple[str, ...] | None = None
 ) -> Mutant:
+    """With something else in an attribute."""
     return Mutant(name, lambda: mock.patch.object(owner, attribute, value), faults)
 
 
 _deadline: Final = _clock.deadline
 
 
-def _deadline_of_reply(sent_at: float, ttl_left_ms: int) -> float:
+def deadline_of_reply(sent_at: float, ttl_left_ms: int) -> float:
+    """Not from the request."""
     return _deadline(_clock.now(), ttl_left_ms)
 
 
-def _deadline_without_drift(sent_at: float, ttl_left_ms: int) -> float:
+def deadline_without_drift(sent_at: float, ttl_left_ms: int) -> float:
+    """As if all clocks ran alike."""
     return sent_at + ttl_left_ms / 1000
 
 
@@ -60,7 +68,7 @@ def _trust(wait: Wait) -> Any:
     """Each message is believed, for as long as a waiter is alive from now on."""
     with (
         mock.patch.object(wait._store, "is_current", return_value=True),
-        mock.patch.object(_clock, "deadline", _deadline_of_reply),
+        mock.patch.object(_clock, "deadline", deadline_of_reply),
     ):
         wait._largest_seen = 0
         return _take_hand_over(wait)
@@ -105,7 +113,7 @@ async def _unsheltered(background: Background, work: Any, what: str) -> None:
     await work
 
 
-def _nothing(*_: object) -> None:
+def nothing(*_: object) -> None:
     """In place of what should be done."""
 
 
@@ -118,17 +126,17 @@ def _never(wait: Wait) -> bool:
 
 
 MUTANTS: Final = (
-    _replaced(
+    replaced(
         "deadline counted from the reply",
         _clock,
         "deadline",
-        _deadline_of_reply,
+        deadline_of_reply,
         ("slow", "uneven", "stop_host"),
     ),
-    _replaced("no drift", _clock, "deadline", _deadline_without_drift, ("stop_host",)),
+    replaced("no drift", _clock, "deadline", deadline_without_drift, ("stop_host",)),
     Mutant("clocks run 3 % apart", nullcontext, ("stop_host",), rate_share=0.03),
-    _replaced("every message is trusted", Wait, "_take_hand_over", _trust, ("late_news",)),
-    _changed(
+    replaced("every message is trusted", Wait, "_take_hand_over", _trust, ("late_news",)),
+    changed(
         "message older than the last poll is trusted",
         Wait,
         "_take_hand_over",
@@ -136,10 +144,10 @@ MUTANTS: Final = (
         "True",
         ("late_news",),
     ),
-    _changed(
+    changed(
         "no tombstone", Model, "_release", 'args[1] == b"1"', "False", ("stall", "uneven", "cut")
     ),
-    _changed(
+    changed(
         "acquire sent again after it was given up",
         Link,
         "_answer",
@@ -147,60 +155,58 @@ MUTANTS: Final = (
         "return self._send_again(request)",
         ("script_flush", "slow"),
     ),
-    _changed(
+    changed(
         "release without a look at the owner",
         Model,
         "_release",
         "value is not None and (value == token or _is_of(token, value))",
         "value is not None",
     ),
-    _replaced(
-        "extend makes a key again", Model, "_extend", _extend_anything, ("evict", "flushall")
-    ),
-    _replaced("release hands nothing on", _Name, "take_earliest_live", _no_hand_over),
-    _replaced("fencing token is the time", _Name, "_next_fencing_token", _time_only, ("step",)),
-    _replaced(
+    replaced("extend makes a key again", Model, "_extend", _extend_anything, ("evict", "flushall")),
+    replaced("release hands nothing on", _Name, "take_earliest_live", _no_hand_over),
+    replaced("fencing token is the time", _Name, "_next_fencing_token", _time_only, ("step",)),
+    replaced(
         "granted to a dead waiter",
         _Name,
         "take_earliest_live",
         _any_head,
         ("kill_host", "stop_host"),
     ),
-    _changed(
+    changed(
         "last come, first served",
         _Name,
         "enqueue",
         "max(highest + 1, self._server.now_us)",
         "-self._server.now_us",
     ),
-    _changed("hand-off without a ttl", _Name, "grant", "ttl_ms)", "None)"),
-    _changed(
+    changed("hand-off without a ttl", _Name, "grant", "ttl_ms)", "None)"),
+    changed(
         "a lost reply locks its own caller out",
         Model,
         "_acquire",
         "value is not None and _is_of(token, value)",
         "False",
     ),
-    _changed(
+    changed(
         "nothing is given up on cancel",
         Session,
         "_failed",
         "if not wait.may_stand",
         "if isinstance(error, asyncio.CancelledError)",
     ),
-    _changed(
+    changed(
         "nothing is given up on timeout",
         Session,
         "_failed",
         "if not wait.may_stand",
         "if isinstance(error, TimeoutError)",
     ),
-    _replaced("extends when it is too late", _clock, "extension_delay", _too_late),
-    _replaced("messages wake nobody", RedisStore, "_receive", _nothing),
-    _replaced("nobody tells of the deadline", Watchdog, "_watch_deadline", _nothing),
-    _replaced("watchdog that goes on", Watchdog, "stop", _nothing),
-    _replaced("clean-up without its shield", anyio, "CancelScope", _without_shield),
-    _replaced("clean-up in the cancelled task", Background, "finish", _unsheltered),
-    _replaced("wait without an end", Wait, "_is_over", _never),
-    _replaced("silent connection is kept", Link, "_judge", _nothing, ("silence",)),
+    replaced("extends when it is too late", _clock, "extension_delay", _too_late),
+    replaced("messages wake nobody", RedisStore, "_receive", nothing),
+    replaced("nobody tells of the deadline", Watchdog, "_watch_deadline", nothing),
+    replaced("watchdog that goes on", Watchdog, "stop", nothing),
+    replaced("clean-up without its shield", anyio, "CancelScope", _without_shield),
+    replaced("clean-up in the cancelled task", Background, "finish", _unsheltered),
+    replaced("wait without an end", Wait, "_is_over", _never),
+    replaced("silent connection is kept", Link, "_judge", nothing, ("silence",)),
 )

@@ -224,7 +224,7 @@ class Network:
         self.world = world
         self.weather = weather
         self.wires: list[Wire] = []
-        self.cut_off_until: dict[str, float] = {}  # Hosts that get no new connection.
+        self._cut_off: dict[str, tuple[float, str]] = {}  # By host: until when, and how.
         self._server = server
         self._made = 0
 
@@ -232,6 +232,14 @@ class Network:
         """Those that still carry something."""
         self.wires = [wire for wire in self.wires if not wire.is_dead and wire.peer is not None]
         return self.wires
+
+    def cut_off(self, host: Host, for_s: float, *, fate: str) -> None:
+        """No new connection from there: each is "refused", or "swallowed"."""
+        self._cut_off[host.name] = (self.world.now + for_s, fate)
+
+    def join(self) -> None:
+        """Nobody is cut off any more."""
+        self._cut_off.clear()
 
     async def connect(
         self, host: Host, factory: Callable[[], asyncio.Protocol]
@@ -246,8 +254,9 @@ class Network:
         self._made += 1
         wire = Wire(host, self.weather, protocol, self._made)
         fate = self.weather.fate_of_connect()
-        if self.world.now < self.cut_off_until.get(host.name, 0.0):
-            fate = "refused"
+        until, fate_of_host = self._cut_off.get(host.name, (0.0, ""))
+        if self.world.now < until:
+            fate = fate_of_host
         if fate != "swallowed":
             self.world.after(self.weather.delay_s(), self._reach, wire, done, fate == "made")
         await done

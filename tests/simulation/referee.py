@@ -21,7 +21,7 @@ _TOLD_S: Final = 0.05
 _HEARD_S: Final = 0.1
 _BACKOFF_S: Final = 1.0
 # In good times nothing of an acquisition is left so long after its end; else what is, lingers.
-_CLEANED_S: Final = 0.5
+CLEANED_S: Final = 0.5
 _LINGERS_S: Final = 1000.0
 
 
@@ -72,17 +72,21 @@ class Belief:
 
 
 class Referee:
-    """Who waits, who holds, who has left; writes down each breach."""
+    """Who waits, who holds, who has left; writes down each breach.
 
-    def __init__(self, world: World, model: Model, scripts: ScriptReferee) -> None:
+    Args:
+        scripts: What is known of each server.
+    """
+
+    def __init__(self, world: World, *scripts: ScriptReferee) -> None:
         self.askings: list[Asking] = []  # Under way.
         self.beliefs: list[Belief] = []
         self.scripts = scripts
         self._trouble_until = -1.0
         self._leaving: dict[tuple[str, str], list[float]] = {}
         self._world = world
-        self._model = model
-        scripts.is_believed = lambda token: any(one.token == token for one in self._open())
+        for one in scripts:
+            one.is_believed = self._is_believed
 
     def trouble(self, for_s: float) -> None:
         """For so long what is asked may go unanswered."""
@@ -91,7 +95,17 @@ class Referee:
         for leaving in self._leaving.values():
             leaving[:] = [now + _LINGERS_S if until >= now else until for until in leaving]
 
+    @property
+    def stepped_back_s(self) -> float:
+        """How long keys may live on, since clocks were set back."""
+        return max(scripts.stepped_back_s for scripts in self.scripts)
+
     # What the users did.
+
+    def will_break(self, key: str) -> None:
+        """Somebody tells us to break that lock."""
+        for scripts in self.scripts:
+            scripts.broken.add(key)
 
     def ask(self, asking: Asking) -> None:
         self.askings.append(asking)
@@ -148,7 +162,7 @@ class Referee:
         """The holder was told that its lease is lost: was there a reason?"""
         is_over = belief.host.now() >= deadline
         what = f"{belief} {reason}"
-        if reason in ("STOLEN", "DELETED") and not self._is_broken(belief, self._world.now):
+        if reason in ("STOLEN", "DELETED") and not self._may_be_gone(belief):
             self._world.breach("lost", f"{what}, and nothing broke it")
         elif reason in (*_BY_TIME, "MAX_HOLD") and not is_over:
             self._world.breach("lost", f"{what} before its deadline")
@@ -162,7 +176,7 @@ class Referee:
     def ended(self, host: Host, name: str, since: float, *, is_excused: bool = False) -> None:
         """An acquisition is over; how long something of it may stand depends on how it went."""
         is_troubled = is_excused or not self._is_good_since(since)
-        last_s = _LINGERS_S if is_troubled else _CLEANED_S
+        last_s = _LINGERS_S if is_troubled else CLEANED_S
         self._leaving.setdefault((host.name, name), []).append(self._world.now + last_s)
 
     def forget(self, host: Host) -> None:
@@ -170,19 +184,16 @@ class Referee:
         self.askings = [asking for asking in self.askings if asking.host is not host]
 
     def look_for_orphans(self) -> None:
-        """What stands in the server is somebody's, or was until a moment ago."""
-        self._model.delete()  # Nothing; but the model reads its clock.
-        for lock in self.scripts.locks:
-            standing: Counter[str] = Counter()
-            value = self._model.string(lock.encode())
-            holder = [] if value is None else [value]
-            for token in (*holder, *self._model.members(f"{lock}:queue".encode()).scores):
-                standing[token.decode().partition(":")[0]] += 1
-            for host in self._world.hosts:
-                if not host.is_dead and standing[host.name]:
-                    self._check_owners(host, lock, standing[host.name])
+        """What stands in a server is somebody's, or was until a moment ago."""
+        for scripts in self.scripts:
+            scripts.model.delete()  # Nothing; but the model reads its clock.
+            for lock in scripts.locks:
+                standing = _standing(scripts.model, lock)
+                for host in self._world.hosts:
+                    if not host.is_dead and standing[host.name]:
+                        self._check_owners(host, lock, standing[host.name], scripts.node)
 
-    def _check_owners(self, host: Host, lock: str, standing: int) -> None:
+    def _check_owners(self, host: Host, lock: str, standing: int, node: str) -> None:
         leaving = self._leaving.setdefault((host.name, lock), [])
         leaving[:] = [until for until in leaving if until >= self._world.now]
         known = len(leaving) + sum(
@@ -190,7 +201,7 @@ class Referee:
         )
         if standing > known:
             self._world.breach(
-                "orphan", f"{host.name} has {standing} in {lock}, and knows of {known}"
+                "orphan", f"{host.name} has {standing} in {node}{lock}, and knows of {known}"
             )
 
     def concerned(self) -> list[Host]:
@@ -240,11 +251,30 @@ class Referee:
                     "7 live", f"{belief} waited {waited_s:.3f} s for a lock nobody held"
                 )
 
+    def _is_believed(self, token: str) -> bool:
+        return any(belief.token == token for belief in self._open())
+
+    def _may_be_gone(self, belief: Belief) -> bool:
+        """Whether its keys may be gone by now."""
+        return self._is_broken(belief, self._world.now)
+
     def _is_good_since(self, since: float) -> bool:
         return self._trouble_until < since
 
     def _is_broken(self, belief: Belief, until: float) -> bool:
-        return self.scripts.is_broken(belief.name, belief.value, belief.asked_at, until)
+        return any(
+            scripts.is_broken(belief.name, belief.value, belief.asked_at, until)
+            for scripts in self.scripts
+        )
 
     def _granted_at(self, belief: Belief) -> float:
-        return self.scripts.granted_at(belief.value, belief.asked_at)
+        """When the only server granted it."""
+        return self.scripts[0].granted_at(belief.value, belief.asked_at)
+
+
+def _standing(model: Model, lock: str) -> Counter[str]:
+    """How many of each host hold or wait there."""
+    value = model.string(lock.encode())
+    tokens = [] if value is None else [value]
+    tokens += model.members(f"{lock}:queue".encode()).scores
+    return Counter(token.decode().partition(":")[0] for token in tokens)

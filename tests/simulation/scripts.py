@@ -38,15 +38,25 @@ class _Name:
 
 
 class ScriptReferee:
-    """Knows what the server did, from the calls alone, and what went wrong by nature."""
+    """Knows what the server did, from the calls alone, and what went wrong by nature.
 
-    def __init__(self, world: World, model: Model) -> None:
+    Args:
+        node: What the server is called, if it is one of a quorum: there its keys are not the lock,
+            so that to lose them breaks nothing, and its counter begins anew.
+    """
+
+    def __init__(self, world: World, model: Model, *, node: str = "") -> None:
+        self.model = model
+        self.node = node
+        self.lost_at: list[float] = []  # When keys of a node went.
+        self.taken: dict[str, float] = {}  # When each owner token first stood here.
+        self.confirmed: list[tuple[float, str]] = []  # When which owner token was, on a node.
         self.grants: dict[str, float] = {}  # By value: when the server made it.
         self.stepped_back_s = 0.0  # In all: keys live so much longer.
         self.broken: set[str] = set()  # Keys of locks that a user has told to break.
         self.is_believed: Callable[[str], bool]  # Whether somebody holds by that token.
         self._world = world
-        self._model = model
+        self._told = (node,) if node else ()
         self._names: dict[str, _Name] = {}
         self._numbers = itertools.count()
 
@@ -74,6 +84,8 @@ class ScriptReferee:
 
     def keys_went(self, key: str | None) -> None:
         """Keys were lost against the rules: *key*, or all of them."""
+        if self.node:
+            self.lost_at.append(self._world.now)
         for lock, name in self._names.items():
             if key is not None and not key.startswith(lock):
                 continue
@@ -81,15 +93,18 @@ class ScriptReferee:
             name.waiters.clear()
             if key in (None, lock):
                 name.value = None
-                name.breaks.append(self._world.now)
+                if not self.node:
+                    name.breaks.append(self._world.now)
             if key in (None, f"{lock}:fence"):
                 name.fence_was_lost = True
+                if self.node:
+                    name.last_fencing_token = 0
             if key in (None, f"{lock}:alive"):
                 name.exhumed.append(self._world.now)
 
     def restored(self) -> None:
         """The server began anew, with keys of before: what stands there is no new grant."""
-        standing = self._model.dump()
+        standing = self.model.dump()
         for lock, name in self._names.items():
             kept = standing.get(lock.encode())
             name.value = None
@@ -122,9 +137,12 @@ class ScriptReferee:
             return
         lock, token = keys[0].decode(), args[0].decode().partition("/")[0]
         name = self._names.setdefault(lock, _Name())
-        self._world.note(script, short(token), *_readable(reply))
+        self._world.note(script, *self._told, short(token), *_readable(reply))
         if reply[0] == -1:
             return  # A tombstone: nothing was looked at.
+        if script == "confirm":
+            self._check_confirmed(name, keys, token, is_ours=reply[0] == 1)
+            return
         self._check_late_copy(name, script, token)
         if script == "release":
             name.waiters.pop(token, None)
@@ -136,6 +154,27 @@ class ScriptReferee:
         if script == "acquire":
             self._queue(name, token, int(args[2]), reply)
         self._check_keys(name, lock, keys)
+
+    def _check_confirmed(
+        self, name: _Name, keys: list[bytes], token: str, *, is_ours: bool
+    ) -> None:
+        """It changes a fencing token at most, and only the owner's own."""
+        lock, fence = keys
+        standing = self.model.string(lock)
+        value = None if standing is None else standing.decode()
+        ends_at_ms = self.model.now_ms + self.model.ttl_left_ms(lock)
+        if value is not None and (name.value is None or owner(name.value) != owner(value)):
+            self._world.breach("2 owner", f"{short(value)} was confirmed over {name.value}")
+        if value is not None and ends_at_ms < name.ends_at_ms:
+            self._world.breach("1 ttl", f"that of {short(value)} was cut by a confirmation")
+        counter = int(self.model.string(fence) or 0)
+        if counter < name.last_fencing_token:
+            self._world.breach("6 fencing", f"the counter fell to {counter}")
+        name.value, name.ends_at_ms = value, ends_at_ms
+        name.last_fencing_token = counter
+        if is_ours:
+            self.confirmed.append((self._world.now, token))
+        self._check_ttls(keys)
 
     def _check_late_copy(self, name: _Name, script: str, token: str) -> None:
         """A tombstone keeps what was given up from coming back, unless it was lost."""
@@ -155,9 +194,9 @@ class ScriptReferee:
 
     def _look_at(self, name: _Name, lock: str, caller: str, *, may_end: bool = False) -> None:
         """What the script that *caller* called has made of the lock's key."""
-        standing = self._model.string(lock.encode())
+        standing = self.model.string(lock.encode())
         value = None if standing is None else standing.decode()
-        before, is_over = name.value, self._model.now_ms > name.ends_at_ms
+        before, is_over = name.value, self.model.now_ms > name.ends_at_ms
         if value != before:
             if before is not None and not is_over and not (may_end and owner(before) == caller):
                 self._world.breach(
@@ -166,12 +205,13 @@ class ScriptReferee:
             if value is not None:
                 self._check_grant(name, value, caller)
         name.value = value
-        name.ends_at_ms = self._model.now_ms + self._model.ttl_left_ms(lock.encode())
+        name.ends_at_ms = self.model.now_ms + self.model.ttl_left_ms(lock.encode())
 
     def _check_grant(self, name: _Name, value: str, caller: str) -> None:
         token, fencing_token = owner(value), int(value.rpartition("/")[2])
-        self._world.note("grant", short(token), fencing_token)
+        self._world.note("grant", *self._told, short(token), fencing_token)
         self.grants[value] = self._world.now
+        self.taken.setdefault(token, self._world.now)
         is_excused = name.fence_was_lost and name.has_stepped_back
         if fencing_token <= name.last_fencing_token and not is_excused:
             self._world.breach("6 fencing", f"{fencing_token} after {name.last_fencing_token}")
@@ -179,7 +219,7 @@ class ScriptReferee:
         grantee = name.waiters.pop(token, None)
         if name.is_tainted or (grantee is not None and grantee.has_lapsed):
             return
-        now_ms = self._model.now_ms
+        now_ms = self.model.now_ms
         if grantee is not None and grantee.live_until_ms <= now_ms and token != caller:
             self._world.breach("4 order", f"granted to {short(token)}, which is dead")
         earlier = self._earliest_live(name)
@@ -189,7 +229,7 @@ class ScriptReferee:
             self._world.breach("4 order", f"{short(token)} overtook {short(earlier)}")
 
     def _earliest_live(self, name: _Name) -> str | None:
-        now_ms = self._model.now_ms
+        now_ms = self.model.now_ms
         for token, waiter in name.waiters.items():
             if waiter.live_until_ms > now_ms and not waiter.has_lapsed:
                 return token
@@ -200,19 +240,17 @@ class ScriptReferee:
             name.waiters.pop(token, None)
             return
         waiter = name.waiters.get(token)
-        until_ms = self._model.now_ms + alive_ms
+        until_ms = self.model.now_ms + alive_ms
         if waiter is None:
             name.waiters[token] = _Waiter(next(self._numbers), until_ms)
         else:
-            if waiter.live_until_ms <= self._model.now_ms:
+            if waiter.live_until_ms <= self.model.now_ms:
                 waiter.has_lapsed = True
             waiter.live_until_ms = until_ms
 
     def _check_keys(self, name: _Name, lock: str, keys: list[bytes]) -> None:
-        model = self._model
-        for key in keys:
-            if model.ttl_left_ms(key) == -1:
-                self._world.breach("1 ttl", f"{key.decode()} has none")
+        self._check_ttls(keys)
+        model = self.model
         if len(keys) < 4:
             return
         queue = model.members(keys[2]).scores
@@ -223,6 +261,11 @@ class ScriptReferee:
         if name.is_tainted and not queue and not model.members(keys[3]).scores:
             name.is_tainted = False
             name.waiters.clear()
+
+    def _check_ttls(self, keys: list[bytes]) -> None:
+        for key in keys:
+            if self.model.ttl_left_ms(key) == -1:
+                self._world.breach("1 ttl", f"{key.decode()} has none")
 
 
 def owner(value: str) -> str:

@@ -16,18 +16,23 @@ Answer: TypeAlias = "int | bytes | str | ServerError | list[Answer] | None"
 # Told of each script that ran: its name, keys, arguments, reply (None: an error).
 OnScript: TypeAlias = Callable[[str, list[bytes], list[bytes], "list[Any] | None"], None]
 
-_SCRIPTS: Final = ("acquire", "extend", "release", "discard", "inspect", "probe")
+_SCRIPTS: Final = ("acquire", "extend", "release", "discard", "inspect", "probe", "confirm")
 # Somewhere in 2023; true time 0 of every simulation.
 _BEGAN_AT_US: Final = 1_700_000_000_000_000
 _DIGESTS: Final = {digest(Script(name).text).encode(): name for name in _SCRIPTS}
 
 
 class SimulatedServer:
-    """One server: it may be paused, crash with or without what it knew, lose scripts or keys."""
+    """One server: it may be paused, crash with or without what it knew, lose scripts or keys.
 
-    def __init__(self, world: World, *, rate: float) -> None:
+    Args:
+        rate: Of its clock.
+        ahead_us: How far its wall clock is ahead when all begins.
+    """
+
+    def __init__(self, world: World, *, rate: float, ahead_us: int = 0) -> None:
         self.is_up = True
-        self.stepped_us = 0
+        self.stepped_us = ahead_us
         self.refusal: str | None = None  # What it answers to every script, while it does.
         self.on_script: OnScript
         self._world = world
@@ -47,6 +52,10 @@ class SimulatedServer:
             return None
         peer = self._peers[wire.number] = ServerPeer(self, wire)
         return peer
+
+    @property
+    def is_paused(self) -> bool:
+        return self._world.now < self._paused_until
 
     # What chaos does to it.
 
@@ -95,13 +104,13 @@ class SimulatedServer:
 
     def take(self, peer: ServerPeer, data: bytes | None) -> None:
         """Data of a connection, or its end (None); in order, also while paused."""
-        if self._world.now < self._paused_until or self._waiting:
+        if self.is_paused or self._waiting:
             self._waiting.append((peer, data))
         else:
             self._handle(peer, data)
 
     def _go_on(self) -> None:
-        while self._waiting and self._world.now >= self._paused_until:
+        while self._waiting and not self.is_paused:
             self._handle(*self._waiting.pop(0))
 
     def _handle(self, peer: ServerPeer, data: bytes | None) -> None:

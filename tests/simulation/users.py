@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
@@ -69,24 +71,13 @@ class Crew:
 
     async def _run(self) -> None:
         """One session; two where the client is closed in the middle, and entered again."""
-        redis = Redis(
-            host="server",
-            port=1,
-            protocol=self.options.protocol,
-            driver_info=None,
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        )
-        self.client = LockClient(
-            redis,
-            prefix=PREFIX,
-            ttl=self.options.ttl_s,
-            request_timeout=self.options.request_timeout_s,
-            label=self.host.name,
-        )
+        servers = [redis_of(node, self.options) for node in self.options.nodes]
+        self.client = client_of(servers, self.options, label=self.host.name)
         await self._session(self._closes_at)
         if self._closes_at is not None:
             await self._session(None)
-        await redis.aclose()
+        for server in servers:
+            await server.aclose()
 
     async def _session(self, closes_at: float | None) -> None:
         self.is_closing = False
@@ -121,3 +112,29 @@ class Crew:
             if not task.cancelled():
                 task.result()
             await asyncio.sleep(chance.choice((0.0, 0.001, 0.2)) * chance.random())
+
+
+def redis_of(node: str, options: Options) -> Redis:
+    """A client of redis-py for the server of that name."""
+    return Redis(
+        host=node,
+        port=1,
+        protocol=options.protocol,
+        driver_info=None,
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
+    )
+
+
+def client_of(servers: Sequence[Redis], options: Options, *, label: str) -> LockClient:
+    """Over the one server; over a quorum if there are more."""
+    make: Callable[..., LockClient]
+    if len(servers) == 1:
+        make = partial(LockClient, servers[0])
+    else:
+        make = partial(LockClient.quorum, servers, fencing=options.fencing)
+    return make(
+        prefix=PREFIX,
+        ttl=options.ttl_s,
+        request_timeout=options.request_timeout_s,
+        label=label,
+    )

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from aiodlock import Lease, _clock, _names, _waiting, _watchdog
+from aiodlock import Lease, _clock, _names, _trying, _waiting, _watchdog
 from tests.simulation.world import HostLoop
 
 
@@ -46,10 +46,13 @@ def under_seed(seed: int) -> Iterator[list[str]]:
     with ExitStack() as stack:
         for owner, name, value in (
             (_clock, "now", now),
+            (_trying, "random", chance),
             (_waiting, "random", chance),
             (_watchdog, "random", chance),
             (_names, "secrets", chance),
             (_waiting.Wait, "__hash__", lambda wait: _stable(wait.acquisition.token)),
+            # Its token changes from try to try.
+            (_trying.Tries, "__hash__", lambda tries: hash(tries._started_at)),
             (Lease, "__hash__", lambda lease: _stable(lease.owner_token)),
             (sys, "unraisablehook", note),
             (logging.getLogger("aiodlock"), "disabled", True),

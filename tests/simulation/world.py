@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from tests.simulation.history import History
 
+# Rates differ by so much at most: less than the drift that aiodlock allows for.
+RATE_SHARE: Final = 0.0045
 # What the turns of a loop that follow at once cost, in true seconds. One that spins is seen.
 _TURN_S: Final = 30e-6
 _AT_ONCE_MAX: Final = 20
@@ -92,7 +94,7 @@ class HostLoop(asyncio.BaseEventLoop):
         self.close()
 
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        return await self.host.connect(args[0])
+        return await self.host.connect(args[0], args[1])
 
     def _process_events(self, events: object) -> None:
         """There are none."""
@@ -120,7 +122,8 @@ class Host:
         self.stopped_s = 0.0  # In all, in true time.
         self.errors: list[str] = []
         self._bursts = 0  # In a row, after which something was ready still.
-        self.connect: Callable[[Callable[[], asyncio.Protocol]], Any]
+        # By what makes the protocol, and the name of the server.
+        self.connect: Callable[[Callable[[], asyncio.Protocol], str], Any]
         self._clock = clock
         self._suspended_s = 0.0
         self._busy_until = 0.0
