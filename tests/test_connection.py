@@ -1047,3 +1047,52 @@ def private_names(source: str) -> list[str]:
             case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
                 found += [name] if name.startswith("_") else []
     return found
+
+
+@asynccontextmanager
+async def garbled(server: LockServer) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A way to *server* on which whatever is put into the list is sent in place of each reply."""
+    instead: list[bytes] = []
+
+    async def pass_on(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swap: list[bytes]
+    ) -> None:
+        while data := await reader.read(65536):
+            writer.write(swap[0] if swap else data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_server = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.TaskGroup() as ways:
+            ways.create_task(pass_on(reader, to_server[1], []))
+            ways.create_task(pass_on(to_server[0], writer, instead))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        yield f"redis://127.0.0.1:{port}", instead
+
+
+@pytest.mark.parametrize("reply", [b"*0\r\n", b"*1\r\n:1\r\n", b"+OK\r\n", b":1\r\n", b"$-1\r\n"])
+@pytest.mark.parametrize("act", ["acquire", "extend", "release", "inspect"])
+async def test_reply_of_another_shape_is_no_answer(
+    make_client: MakeClient, server: LockServer, reply: bytes, act: str
+) -> None:
+    """A broken proxy sent it: the caller neither waits for ever nor gets an error of ours."""
+    async with garbled(server) as (url, instead):
+        locks = make_client(url, ttl=5, request_timeout=0.3)
+        lock = locks.lock("garbled")
+        await (await lock.acquire()).release()
+        lease = await lock.acquire() if act in ("extend", "release") else None
+        instead.append(reply)
+        async with asyncio.timeout(10):
+            with pytest.raises(ServerUnreachable):
+                if act == "acquire":
+                    await lock.try_acquire()
+                elif act == "inspect":
+                    await lock.inspect()
+                elif lease is not None:
+                    await getattr(lease, act)()
+        instead.clear()
+        if lease is not None:
+            await lease.release()
+        await locks.aclose()

@@ -382,3 +382,14 @@ async def test_bad_name_of_a_claim_is_refused(redis: Redis, name: Any) -> None:
     """The same names as a lock has."""
     with pytest.raises((TypeError, ValueError), match="name must be"):
         await RedisFence(redis).claim_once(name)
+
+
+async def test_error_in_a_pipelines_reply_is_raised_as_it_is(redis: Redis) -> None:
+    """A pipeline that was told not to raise leaves it there."""
+    fence = RedisFence(redis)
+    await fence.claim(SECOND)
+    async with redis.pipeline() as pipeline:
+        fence.queue(pipeline, SECOND, ("NO-SUCH-COMMAND",))
+        (reply,) = await pipeline.execute(raise_on_error=False)
+    with pytest.raises(ResponseError):
+        fence.replies(SECOND, reply)

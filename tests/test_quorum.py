@@ -639,6 +639,19 @@ async def test_inspection_that_nobody_can_decide_is_undecided(
         assert error.value.outcome == "undecided"
 
 
+@pytest.mark.parametrize("lost", ["the replies", "the connections"])
+async def test_inspection_whose_replies_are_lost_is_asked_for_again(
+    nodes: Nodes, locks: LockClient, lost: str
+) -> None:
+    """On every node at once: it changes nothing, so that it can be repeated while there is time."""
+    for proxy in nodes.proxies:
+        if lost == "the replies":
+            wire.lose(proxy, "inspect")
+        else:
+            assert proxy.kill_connections() > 0
+    assert (await locks.lock("n").inspect()).held is False
+
+
 async def test_inspection_after_a_node_was_healed_tells_the_leases_fencing_token(
     nodes: Nodes, locks: LockClient
 ) -> None:

@@ -432,9 +432,11 @@ async def test_round_without_a_majority_heals_where_the_rule_is_put_out(
     """Negative control: a store that heals before it knows re-creates the keys."""
     original = QuorumStore._confirm
 
-    async def heal_first(self: QuorumStore, ballot: Any, ttl_ms: int, within: float) -> Any:
+    async def heal_first(
+        self: QuorumStore, ballot: Any, ttl_ms: int, within: float, **options: Any
+    ) -> Any:
         try:
-            return await original(self, ballot, ttl_ms, within)
+            return await original(self, ballot, ttl_ms, within, **options)
         finally:
             self._heal(ballot, ttl_ms, within)
 

@@ -214,7 +214,9 @@ class Caller:
         reply = await _exchange(held, call.request(number), before)
         if isinstance(reply, NoScriptError):
             reply = await _exchange(held, call.request(number, by_text=True), before)
-        call.heard(number, reply)
+        reply = call.checked(reply)
+        if not isinstance(reply, NoAnswer):
+            call.heard(number, reply)
         return reply
 
     async def _troubled(self, call: Call, reply: Exception, end: float) -> Any:

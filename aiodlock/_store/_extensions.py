@@ -53,6 +53,9 @@ class _Shared(Call):
         parts = (str(len(keys)), *keys, str(self._ttl_ms), *values)
         return len(parts), pack(*parts)
 
+    def fits(self, reply: list[Any]) -> bool:
+        return len(reply) in [2 * len(asked) for asked in self._asked.values()]
+
     def heard(self, number: int, reply: Any) -> None:
         if not isinstance(reply, list):
             return

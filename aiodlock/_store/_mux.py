@@ -213,6 +213,10 @@ class Link:
             # New credentials, or a new primary, come with a new connection only.
             request.settle(_lost(reply))
             return self.drop(reply)
+        reply = request.call.checked(reply)
+        if isinstance(reply, NoAnswer):
+            request.settle(reply)
+            return self.drop(reply)
         request.call.heard(self.number, reply)
         return request.settle(reply)
 

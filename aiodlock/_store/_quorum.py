@@ -118,7 +118,7 @@ class QuorumStore:
         ballot = self._ballots[acquisition.token]
         if self._twin:
             raise NoAnswer(self._twin)
-        answer = await self._confirm(ballot, ttl_ms, within)
+        answer = await self._confirm(ballot, ttl_ms, within, heals=True)
         if not isinstance(answer, NotOurs) and not ballot.is_over:
             self._heal(ballot, ttl_ms, within)
         return answer
@@ -244,8 +244,13 @@ class QuorumStore:
         if round_ is not None:
             round_.fail(index, reply)
 
-    async def _confirm(self, ballot: Ballot, ttl_ms: int, within: float) -> float | NotOurs:
-        """The new deadline, if a majority says that it is ours; they know its fencing token now."""
+    async def _confirm(
+        self, ballot: Ballot, ttl_ms: int, within: float, *, heals: bool = False
+    ) -> float | NotOurs:
+        """The new deadline, if a majority says that it is ours; they know its fencing token now.
+
+        With *heals*, who says later that it has lost it is given it again at once.
+        """
         sent_at = _clock.now()
         round_: Round[int | str | None] = Round(len(self._nodes), within)
         asked = self._worth_asking()
@@ -260,8 +265,8 @@ class QuorumStore:
                 round_.fail(index, NoAnswer("not asked yet"))
             else:
                 call = Confirm(part.acquisition, ttl_ms=ttl_ms, fencing_token=ballot.fencing_token)
-                then = partial(self._hear_confirm, ballot, index, round_)
-                node.ask(call, within, then)
+                heal = partial(self._heal, ballot, ttl_ms, within) if heals else None
+                node.ask(call, within, partial(self._hear_confirm, ballot, index, round_, heal))
         outcome = await round_.settled()
         if outcome == "yes":
             left_ms = min(left for left in round_.of(is_yes=True).values() if type(left) is int)
@@ -272,7 +277,12 @@ class QuorumStore:
         raise self._undecided(round_, _said_of_confirm)
 
     def _hear_confirm(
-        self, ballot: Ballot, index: int, round_: Round[int | str | None], reply: _Answer
+        self,
+        ballot: Ballot,
+        index: int,
+        round_: Round[int | str | None],
+        heal: Callable[[], None] | None,
+        reply: _Answer,
     ) -> None:
         if isinstance(reply, NameTakenError):
             reply = [0, _NOT_A_LOCK]
@@ -283,6 +293,8 @@ class QuorumStore:
         else:
             ballot.parts[index].find_absent()
             round_.vote(index, maybe_text(reply[1]), is_yes=False)
+            if heal is not None and round_.has_majority and not ballot.is_over:
+                heal()
 
     def _confirm_late(self, ballot: Ballot, index: int) -> None:
         """Who granted it by a counter of its own is to know the quorum's; it counts later."""

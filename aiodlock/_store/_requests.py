@@ -12,13 +12,15 @@ from ._api import Acquisition, Granted, Refused, Released
 from ._wire import Call, Script, SimpleCall, bulk, maybe_text, pack, text
 
 ACQUIRE: Final = Script("acquire")
-RELEASE: Final = Script("release")
-DISCARD: Final = Script("discard")
-INSPECT: Final = Script("inspect")
-CONFIRM: Final = Script("confirm")
+RELEASE: Final = Script("release", items=2)
+DISCARD: Final = Script("discard", items=2)
+INSPECT: Final = Script("inspect", items=3)
+CONFIRM: Final = Script("confirm", items=2)
 
 # Of an acquire, and of a release: how many keys, four keys, four arguments.
 _PARTS: Final = 1 + 4 + 4
+# By the first of them.
+_ACQUIRE_ITEMS: Final = {1: 4, 0: 6, -1: 1}
 _FLAG: Final = {False: bulk("0"), True: bulk("1")}
 
 
@@ -57,6 +59,9 @@ class Acquire(Call):
 
     def parts(self, number: int) -> tuple[int, bytes]:
         return _PARTS, self._packed
+
+    def fits(self, reply: list[Any]) -> bool:
+        return bool(reply) and len(reply) == _ACQUIRE_ITEMS.get(reply[0])
 
     def sent(self, number: int) -> None:
         self._acquisition.asked.append(number)

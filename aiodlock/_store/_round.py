@@ -104,6 +104,11 @@ class Round(Generic[_T]):
         self.tally.failed += 1
         self._judge()
 
+    @property
+    def has_majority(self) -> bool:
+        """Whether it ended by a majority, without those who have not voted yet."""
+        return self._settled.done() and self.tally.yes >= self.tally.majority
+
     async def settled(self) -> Outcome:
         """Wait for what the votes say."""
         try:

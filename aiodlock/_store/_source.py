@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.client import Pipeline
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ._cluster import Cluster
@@ -41,7 +42,7 @@ def _memory(word: str) -> Redis:
 
 def checked(redis: object) -> Redis | RedisCluster:
     """*redis* if locks can be kept there."""
-    if not isinstance(redis, Redis | RedisCluster):
+    if not isinstance(redis, Redis | RedisCluster) or isinstance(redis, Pipeline):
         # By its type: the thing itself may be a URL with a password.
         raise TypeError(
             "LockClient takes a redis.asyncio.Redis or RedisCluster (and LockClient.from_url a "

@@ -126,11 +126,13 @@ class Script:
     """A Lua script, packed.
 
     Args:
+        items: So many at least are in its reply, which is a list.
         by_text: Never by its digest: to see whether the text may be sent.
     """
 
-    def __init__(self, name: str, *, by_text: bool = False) -> None:
+    def __init__(self, name: str, *, items: int = 1, by_text: bool = False) -> None:
         self.name = name
+        self.items = items
         self.text = resources.files(__package__).joinpath(f"lua/{name}.lua").read_text("utf-8")
         self.eval = pack("EVAL", self.text)
         self.evalsha = self.eval if by_text else pack("EVALSHA", digest(self.text))
@@ -172,6 +174,19 @@ class Call:
         """The whole of it, packed for connection *number*."""
         count, parts = self.parts(number)
         return count_of(count) + (self.script.eval if by_text else self.script.evalsha) + parts
+
+    def fits(self, reply: list[Any]) -> bool:
+        """Whether the script gives such a reply."""
+        return len(reply) >= self.script.items
+
+    def checked(self, reply: Any) -> Any:
+        """*reply*, if the script gives such a one, or an error; else what to say in its place.
+
+        Something between us and the server may have lost the thread.
+        """
+        if isinstance(reply, Exception) or (isinstance(reply, list) and self.fits(reply)):
+            return reply
+        return NoAnswer(f"a reply that is none of the script {self.script.name}: {reply!r:.60}")
 
     def with_one_key(self) -> Call | None:
         """What to ask instead while a cluster moves the slot, and takes scripts with one key only.
@@ -239,7 +254,9 @@ def maybe_text(reply: bytes | str | None) -> str | None:
 
 def trouble(error: BaseException, name: str) -> LockError | NoAnswer:
     """The exception that *error* (an error reply, or a failure to connect) is to us."""
-    words = str(error) or type(error).__name__
+    # A timer of ours that ended says nothing by itself.
+    words = str(error) or ("" if type(error) is TimeoutError else type(error).__name__)
+    words = words or "no answer in time"
     if isinstance(error, REFUSALS) or (
         isinstance(error, ResponseError) and _FORBIDDEN.search(words)
     ):

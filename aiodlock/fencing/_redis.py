@@ -14,6 +14,7 @@ from ._grant import Fenced, Grant, StaleFenceError, checked_name, grant_of
 
 _PREFIX_BYTES_MAX: Final = 128
 _TTL_S_MIN: Final = 0.01
+_TTL_S_MAX: Final = 1e12  # its ms stay exact with the server's clock added
 _WORDS_MAX: Final = 1000  # of one command; Lua's unpack ends at about 8000
 _ESCAPES: Final = str.maketrans({"{": "%7B", "}": "%7D", "%": "%25"})
 
@@ -130,12 +131,15 @@ class RedisFence:
         words = cast(Any, _guarded(grant, commands))
         pipeline.eval(_WRITE, 1, self.key(grant.name), *words)
 
-    def replies(self, lease: Fenced, reply: list[Any]) -> list[Any]:
+    def replies(self, lease: Fenced, reply: list[Any] | Exception) -> list[Any]:
         """What the commands of a `queue` returned, out of its *reply* in a pipeline's.
 
         Raises:
             StaleFenceError: Another token is stored, or none; nothing of it was run.
+            redis.RedisError: The reply itself, where `execute(raise_on_error=False)` left one.
         """
+        if isinstance(reply, Exception):
+            raise reply
         done, answer = reply
         if not done:
             raise _stale(grant_of(lease), answer)
@@ -209,6 +213,8 @@ def _ttl_ms(ttl: float | None) -> int:
         return 0
     if isinstance(ttl, bool) or not isinstance(ttl, int | float):
         raise TypeError(f"ttl must be a number of seconds, or None; got {ttl!r}")
-    if not _TTL_S_MIN <= ttl < float("inf"):
-        raise ValueError(f"ttl must be finite, at least {_TTL_S_MIN} s; got {ttl!r}")
+    if not _TTL_S_MIN <= ttl <= _TTL_S_MAX:
+        raise ValueError(
+            f"ttl must be at least {_TTL_S_MIN} and at most {_TTL_S_MAX:g} s; got {ttl!r}"
+        )
     return round(ttl * 1000)
