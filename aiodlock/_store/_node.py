@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from .. import _clock
 from .._cleanup import Background
-from .._errors import LockError, NameTakenError
+from .._errors import LockError, NameTakenError, NotAllowedError
 from ._api import NoAnswer
 from ._calls import Caller
 from ._router import Router
@@ -63,7 +63,7 @@ class Node:
         self._heard_at = self._loop.time()
         self._failures = 0  # In a row.
         self._again_at = 0.0
-        self._last_trouble = "it has not answered yet"
+        self._trouble: LockError | NoAnswer = NoAnswer("it has not answered yet")  # The last one.
 
     @property
     def is_spared(self) -> bool:
@@ -76,9 +76,11 @@ class Node:
         return False
 
     @property
-    def spared(self) -> NoAnswer:
+    def spared(self) -> LockError | NoAnswer:
         """Why it is not asked."""
-        return NoAnswer(f"not asked, for {self._last_trouble}")
+        if isinstance(self._trouble, NotAllowedError):
+            return self._trouble
+        return NoAnswer(f"not asked, for {self._trouble}")
 
     def ask(
         self, call: Call, within: float, then: OnAnswer, *, insists: bool = False
@@ -157,7 +159,7 @@ class Node:
             self._failures += 1
             pause = _clock.growing(self._failures, first_s=_PAUSE_FIRST_S, most_s=_PAUSE_MOST_S)
             self._again_at = now + pause
-        self._last_trouble = str(answer)
+        self._trouble = answer
 
 
 def was_said(error: LockError | NoAnswer) -> bool:

@@ -33,6 +33,9 @@ from ._wire import SimpleCall, anew, maybe_text
 # What a node answers, or why it did not.
 _Answer: TypeAlias = "list[Any] | LockError | NoAnswer"
 
+# Between two rounds of an inspection.
+_PAUSE_S: Final = 0.05
+
 _NOT_A_LOCK: Final = "(a key that is not a lock)"
 
 
@@ -152,7 +155,18 @@ class QuorumStore:
         return Released(outcome != "no", standing, repeated)
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
-        """What a majority says; the votes are of all who are not much slower."""
+        """What a majority says; asked again until one says something, for *within* seconds."""
+        ends_at = _clock.now() + within
+        while True:
+            try:
+                return await self._inspect(name, keys, within=ends_at - _clock.now())
+            except NoAnswer:
+                if _clock.now() + _PAUSE_S >= ends_at:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
+        """The votes are of all who are not much slower than the majority."""
         call = SimpleCall(INSPECT, name, [keys.lock, keys.queue])
         round_: Round[list[Any]] = Round(len(self._nodes), within, wants_all=True)
         asked = self._worth_asking()
