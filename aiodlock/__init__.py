@@ -7,7 +7,9 @@ released.
 
 import logging
 
+from ._all import AllLeases, AllLocks
 from ._client import LockClient
+from ._election import Election, Leader, Term
 from ._errors import (
     LeaseLostError,
     LockError,
@@ -23,7 +25,11 @@ from ._lock import Lock, LockInfo, Vote
 from ._waiting import Backoff
 
 __all__ = [
+    "AllLeases",
+    "AllLocks",
     "Backoff",
+    "Election",
+    "Leader",
     "Lease",
     "LeaseLostError",
     "Lock",
@@ -36,6 +42,7 @@ __all__ = [
     "NotAllowedError",
     "QuorumError",
     "ServerUnreachable",
+    "Term",
     "Vote",
 ]
 

@@ -34,7 +34,7 @@ class Body:
 
     def cancel(self) -> None:
         """Cancel the task, once for all of its leases; not one that found out, or has ended."""
-        if self.task.done() or running_task() is self.task:
+        if self._shared is not None or self.task.done() or running_task() is self.task:
             return
         shared = _cancels.get(self.task)
         if shared is None:

@@ -14,9 +14,20 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from . import _clock, _names
+from ._all import AllLocks
 from ._cleanup import outlast
+from ._election import Election
 from ._lease import Terms
-from ._lock import UNSET, Lock, LockOptions, Unset, checked_on_lost, checked_wait
+from ._lock import (
+    UNSET,
+    Lock,
+    LockOptions,
+    Unset,
+    checked_hold,
+    checked_on_lost,
+    checked_reentrant,
+    checked_wait,
+)
 from ._running import may_await, running_loop, running_task
 from ._session import BODIES_S, Session
 from ._store._api import Store
@@ -187,6 +198,8 @@ class LockClient:
         retry: Backoff | None = None,
         on_lost: Literal["cancel", "raise"] = "cancel",
         max_hold: float | None = None,
+        reentrant: bool = False,
+        hold_at_least: float | None = None,
     ) -> Lock:
         """A lock on *name*. No server calls.
 
@@ -202,11 +215,21 @@ class LockClient:
                 `LeaseLostError` raised in place of that; "raise": only raised at its end.
             max_hold: Seconds, at least ttl, after which the lease is lost however alive its
                 holder is. Default: no limit.
+            reentrant: Whether the task that has the lease may enter again, by any lock of this
+                client with that name and reentrant=True: the same lease, without a server call,
+                until as many blocks are left, or releases made. The options of the first stay.
+            hold_at_least: Seconds from the grant, at least 0.001 and at most max_hold, until which
+                the name stays taken after the release. Default: it is free at once.
 
         Raises:
             TypeError, ValueError: An argument is not what is allowed.
         """
         terms = self._terms(ttl, auto_extend, on_lost, max_hold)
+        if reentrant is not False or hold_at_least is not None:
+            terms = terms._replace(
+                reentrant=checked_reentrant(reentrant),
+                hold_at_least=checked_hold(hold_at_least, max_hold),
+            )
         if retry is not None and not isinstance(retry, Backoff):
             raise TypeError(f"retry must be a Backoff or None; got {retry!r}")
         return Lock(
@@ -214,11 +237,81 @@ class LockClient:
             self._prefix,
             _names.checked_name(name),
             terms,
-            wait_timeout=self._wait_timeout
-            if wait_timeout is UNSET
-            else checked_wait(wait_timeout),
+            wait_timeout=self._wait_of(wait_timeout),
             retry=retry,
         )
+
+    def all(
+        self,
+        *names: str,
+        ttl: float | None = None,
+        wait_timeout: float | Unset | None = UNSET,
+        auto_extend: bool = True,
+        retry: Backoff | None = None,
+        on_lost: Literal["cancel", "raise"] = "cancel",
+        max_hold: float | None = None,
+    ) -> AllLocks:
+        """A lock on all of *names*, or on none. No server calls.
+
+        Args:
+            names: At least one, as for `lock`; one that is there twice counts once.
+            ttl: Seconds, as for `lock`, like the rest.
+            wait_timeout: Seconds that acquiring all of them may take; 0: one request for each.
+            auto_extend: Whether the leases are extended until they are released.
+            retry: How each is waited for.
+            on_lost: What happens to the body of `async with` when one of the leases is lost.
+            max_hold: Seconds after which each lease is lost.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed.
+        """
+        if not names:
+            raise ValueError("all() takes at least one name; got none")
+        tells_body = checked_on_lost(on_lost) == "cancel"
+        locks = {
+            _names.checked_name(name): self.lock(
+                name, ttl=ttl, auto_extend=auto_extend, retry=retry, max_hold=max_hold
+            )
+            for name in names
+        }
+        return AllLocks(
+            list(locks.values()),
+            wait_timeout=self._wait_of(wait_timeout),
+            tells_body=tells_body,
+        )
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        wait_timeout: float | Unset | None = UNSET,
+        retry: Backoff | None = None,
+        on_lost: Literal["cancel", "raise"] = "cancel",
+        max_hold: float | None = None,
+    ) -> Election:
+        """An election of one leader for *name*. No server calls.
+
+        Args:
+            name: As for `lock`; a lock of that name and the election exclude each other.
+            ttl: Seconds until the next one leads where a leader died; as for `lock`, like the rest.
+            wait_timeout: Seconds that a candidate waits.
+            retry: How candidates are woken.
+            on_lost: What happens to the body of `async with` when its term ends.
+            max_hold: Seconds that a term lasts at most.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed.
+        """
+        lock = self.lock(
+            name,
+            ttl=ttl,
+            wait_timeout=wait_timeout,
+            retry=retry,
+            on_lost=on_lost,
+            max_hold=max_hold,
+        )
+        return Election(lock)
 
     def locked(
         self, template: str, **options: Unpack[LockOptions]
@@ -318,6 +411,9 @@ class LockClient:
         if max_hold is not None:
             max_hold = _clock.seconds("max_hold (at least ttl)", max_hold, minimum=ttl)
         return Terms(ttl, auto_extend, checked_on_lost(on_lost), max_hold, self._request_timeout)
+
+    def _wait_of(self, wait_timeout: float | Unset | None) -> float | None:
+        return self._wait_timeout if wait_timeout is UNSET else checked_wait(wait_timeout)
 
     def _bound(self) -> Session:
         """The session of the running loop; begun by the first await.

@@ -30,6 +30,8 @@ class Terms(NamedTuple):
     on_lost: Literal["cancel", "raise"]
     max_hold: float | None
     request_timeout: float
+    reentrant: bool = False
+    hold_at_least: float | None = None
 
 
 class Extension(NamedTuple):
@@ -66,6 +68,7 @@ class Lease:
     _body: Body | None = None
     _body_left: asyncio.Event | None = None
     _over: asyncio.Event | None = None
+    _keep_until: float | None = None  # Until when its name stays taken after the release.
 
     def __init__(
         self,
@@ -87,6 +90,9 @@ class Lease:
             granted.deadline, auto_extend=terms.auto_extend, max_hold=terms.max_hold
         )
         self._loop = asyncio.get_running_loop()
+        if terms.hold_at_least is not None:
+            # From now, for a hand-off was asked for long before: never less than since the grant.
+            self._keep_until = _clock.now() + terms.hold_at_least
 
     # What a holder asks without I/O.
 
@@ -214,6 +220,9 @@ class Lease:
     async def release(self) -> bool:
         """Give the lease up: to the first waiter, or to nobody.
 
+        With `hold_at_least`, to nobody until that time is over. A reentrant lease is given up by
+        the last release of as many as there were acquisitions.
+
         One script call; repeated, within `request_timeout`, while there is no answer. Idempotent.
         The watchdog has ended when this returns.
 
@@ -254,11 +263,7 @@ class Lease:
         return self._validity.reason
 
     async def __aenter__(self) -> Self:
-        self._check_loop()
-        self._raise_unless_open()
-        if self._body is not None:
-            raise RuntimeError(f"this lease of {self.name!r} is entered already")
-        self._body = Body()
+        self._enter(Body())
         return self
 
     async def __aexit__(
@@ -336,6 +341,11 @@ class Lease:
         return is_wanted and not self._validity.is_final and not self._is_gone
 
     @property
+    def is_endless(self) -> bool:
+        """Whether it is held until somebody releases it, as far as we can tell."""
+        return self._terms.auto_extend and self._terms.max_hold is None and self.is_held
+
+    @property
     def is_gone(self) -> bool:
         """Whether nothing of this acquisition is left that we could remove."""
         return self._is_gone
@@ -351,6 +361,13 @@ class Lease:
             if self._body_left is None:
                 self._body_left = asyncio.Event()
             await self._body_left.wait()
+
+    def _enter(self, body: Body) -> None:
+        self._check_loop()
+        self._raise_unless_open()
+        if self._body is not None:
+            raise RuntimeError(f"this lease of {self.name!r} is entered already")
+        self._body = body
 
     def _begin_extension(self, ttl: float) -> Extension:
         return Extension(self._acquisition, self._value, self._validity.ask(ttl))
@@ -381,7 +398,10 @@ class Lease:
         if reason is not LostReason.CLOSED:
             self._keeper.stop(self.owner_token)
         if tell_body and self._body is not None and self._terms.on_lost == "cancel":
-            self._body.cancel()
+            self._tell_body(self._body)
+
+    def _tell_body(self, body: Body) -> None:
+        body.cancel()
 
     def _retire(self) -> None:
         """It is not held any more from now on, whatever the server will say."""
@@ -435,8 +455,9 @@ class Lease:
 
     async def _give_up(self) -> Released:
         try:
+            within = self._terms.request_timeout
             released = await self._store.release(
-                self._acquisition, within=self._terms.request_timeout
+                self._acquisition, within=within, keep_until=self._keep_until
             )
             self._is_gone = True
             self._keeper.forget(self.owner_token)

@@ -37,6 +37,8 @@ class LockOptions(TypedDict, total=False):
     retry: Backoff | None
     on_lost: Literal["cancel", "raise"]
     max_hold: float | None
+    reentrant: bool
+    hold_at_least: float | None
 
 
 class Vote(NamedTuple):
@@ -218,21 +220,11 @@ class Lock:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        await self._newest_entry().__aexit__(exc_type, error, traceback)
+        lease = newest_entry(self._entries, self._name, "async with lock.acquire()")
+        await lease.__aexit__(exc_type, error, traceback)
 
     def __repr__(self) -> str:
         return f"<Lock {self._name!r} ttl={self.ttl:g}>"
-
-    def _newest_entry(self) -> Lease:
-        """Of this task; or, as in fixtures that end in another task, the only one."""
-        task = running_task()
-        for index in range(len(self._entries) - 1, -1, -1):
-            if self._entries[index][0] is task or len(self._entries) == 1:
-                return self._entries.pop(index)[1]
-        raise RuntimeError(
-            f"the lock {self._name!r} was entered {len(self._entries)} times by other tasks: "
-            "which one to leave is unclear; use `async with lock.acquire()`"
-        )
 
     async def _acquire(self, wait_timeout: float | None) -> Lease:
         return await self._bound().acquire(
@@ -289,6 +281,25 @@ class Acquiring(Coroutine[Any, Any, Lease]):
         await self._lease.__aexit__(exc_type, error, traceback)
 
 
+def newest_entry(
+    entries: list[tuple[asyncio.Task[Any] | None, _T]], what: object, instead: str
+) -> _T:
+    """Of this task; or, as in fixtures that end in another task, what all of them are.
+
+    It is taken off *entries*, which are of *what*; *instead* would have been clear in any task.
+    """
+    task = running_task()
+    for index in range(len(entries) - 1, -1, -1):
+        if entries[index][0] is task or len(entries) == 1:
+            return entries.pop(index)[1]
+    if all(entry is entries[0][1] for _, entry in entries):
+        return entries.pop()[1]
+    raise RuntimeError(
+        f"the lock {what!r} was entered {len(entries)} times by other tasks: "
+        f"which one to leave is unclear; use `{instead}`"
+    )
+
+
 def _holder(value: str | None) -> str | None:
     return None if value is None else _names.holder(value)
 
@@ -311,3 +322,19 @@ def checked_on_lost(on_lost: object) -> Literal["cancel", "raise"]:
     if on_lost == "raise":
         return "raise"
     raise ValueError(f'on_lost must be "cancel" or "raise"; got {on_lost!r}')
+
+
+def checked_reentrant(reentrant: object) -> bool:
+    """*reentrant* if it is one of the two."""
+    if not isinstance(reentrant, bool):
+        raise TypeError(f"reentrant must be True or False; got {reentrant!r}")
+    return reentrant
+
+
+def checked_hold(hold_at_least: object, max_hold: float | None) -> float | None:
+    """*hold_at_least* if a lease of at most *max_hold* can keep it."""
+    if hold_at_least is None:
+        return None
+    most = _clock.TTL_MAX_S if max_hold is None else max_hold
+    what = "hold_at_least" if max_hold is None else "hold_at_least (at most max_hold)"
+    return _clock.seconds(what, hold_at_least, minimum=0.001, maximum=most)

@@ -76,8 +76,16 @@ def holder_of(label: str, client_id: str) -> str:
 
 
 def owner_token(holder: str, number: int) -> str:
-    """Unique to acquisition *number* of *holder*."""
+    """Unique to acquisition *number* (from 1) of *holder*."""
     return f"{holder}:{number}"
+
+
+def retired(owner_token: str) -> str:
+    """What stands in its place where its lease is given up, but its name stays taken.
+
+    Nobody's: no request of that acquisition, however late, finds its token there.
+    """
+    return f"{owner_token.rpartition(':')[0]}:0"
 
 
 def value_of(owner_token: str, fencing_token: int) -> str:

@@ -11,7 +11,8 @@ from ._cleanup import Background
 from ._errors import LostReason
 from ._lease import Lease, Terms
 from ._names import Keys
-from ._running import running_loop
+from ._reentrant import ReentrantLease, Reentries
+from ._running import running_loop, running_task
 from ._store._api import Acquisition, Granted, QueueStore, Store
 from ._trying import Tries
 from ._waiting import Backoff, Wait, closed_error
@@ -34,6 +35,7 @@ class Session:
         self._watchdogs = Watchdogs(store)
         self._holder = holder
         self._acquired = 0
+        self._reentries = Reentries()
         self._waits: set[Wait | Tries] = set()  # Bound: as many as tasks that acquire.
         self._no_waits: asyncio.Event | None = None
 
@@ -46,7 +48,12 @@ class Session:
         wait_timeout: float | None,
         retry: Backoff | None,
     ) -> Lease:
-        """A new acquisition, from its first poll to its lease; nothing is left where it fails."""
+        """A new acquisition, from its first poll to its lease; nothing is left where it fails.
+
+        Or another entry of a reentrant lease that the current task has.
+        """
+        if terms.reentrant and (again := self._reentries.enter_again(name)) is not None:
+            return again
         wait = self._wait(name, keys, terms, wait_timeout, retry)
         self._waits.add(wait)
         try:
@@ -82,6 +89,7 @@ class Session:
                 wait_timeout=wait_timeout,
                 request_timeout=terms.request_timeout,
                 retry=retry,
+                on_refused=self._refuse_self_wait,
             )
         return Wait(
             cast(QueueStore, self.store),
@@ -90,6 +98,7 @@ class Session:
             wait_timeout=wait_timeout,
             request_timeout=terms.request_timeout,
             retry=retry,
+            on_refused=self._refuse_self_wait,
             # A message leaves the lease short; where nothing extends it, a poll must do it.
             trusts_messages=terms.auto_extend,
         )
@@ -108,9 +117,22 @@ class Session:
 
     def _lease(self, acquisition: Acquisition, terms: Terms, granted: Granted) -> Lease:
         self.store.hold(acquisition.token)
-        lease = Lease(self.store, self.background, self._watchdogs, acquisition, terms, granted)
+        kind = ReentrantLease if terms.reentrant else Lease
+        lease = kind(self.store, self.background, self._watchdogs, acquisition, terms, granted)
         self._watchdogs.watch(lease)
+        if isinstance(lease, ReentrantLease):
+            self._reentries.add(lease)
         return lease
+
+    def _refuse_self_wait(self, standing: str) -> None:
+        """Raise if *standing* is of a lease that ends only when the current task goes on."""
+        value = _names.read_value(standing) if standing.startswith(self._holder) else None
+        lease = self._watchdogs.lease(value.owner_token) if value else None
+        if lease is not None and lease.is_endless and lease.body_task is running_task():
+            raise RuntimeError(
+                f"this task holds the lock {lease.name!r} already and would wait for itself for "
+                "ever; a lock with reentrant=True may be entered again by the task that holds it"
+            )
 
     async def _give_up(self, acquisition: Acquisition, terms: Terms) -> None:
         self.store.hold(acquisition.token)  # A hand-off on its way is no stray.

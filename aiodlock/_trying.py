@@ -29,6 +29,9 @@ class Tries:
     """Tries until one is granted; each is undone before the next begins.
 
     A try that got a minority keeps the others from a majority, until it is released.
+
+    Args:
+        on_refused: Told what stands in the key where a wait without an end goes on; it may raise.
     """
 
     _is_closed = False
@@ -48,6 +51,7 @@ class Tries:
         wait_timeout: float | None,
         request_timeout: float,
         retry: Backoff | None,
+        on_refused: Callable[[str], None],
     ) -> None:
         self.acquisition = new_acquisition()
         self.may_stand = False
@@ -57,6 +61,7 @@ class Tries:
         self._ttl_ms = _clock.ttl_ms(ttl)
         self._request_timeout = request_timeout
         self._backoff = retry or DEFAULT_BACKOFF
+        self._on_refused = on_refused
         self._is_one_try = wait_timeout == 0
         self._started_at = _clock.now()
         # One try has the time of a request: another is made in it where the servers said nothing.
@@ -84,6 +89,8 @@ class Tries:
                 return granted
             if is_last or self._is_enough():
                 raise self._gave_up()
+            if self._refused is not None and self._ends_at == math.inf:
+                self._on_refused(self._refused.value)
             await self._undo()
             await self._sleep()
             if self._is_closed:

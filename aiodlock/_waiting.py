@@ -7,6 +7,7 @@ import logging
 import math
 import numbers
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,7 +81,11 @@ DEFAULT_BACKOFF: Final = Backoff()
 
 
 class Wait:
-    """One acquisition, from its first poll until it is granted or given up."""
+    """One acquisition, from its first poll until it is granted or given up.
+
+    Args:
+        on_refused: Told what stands in the key when a wait without an end begins; it may raise.
+    """
 
     # What most acquisitions never change stands here, and costs them nothing.
     _is_closed = False
@@ -104,6 +109,7 @@ class Wait:
         wait_timeout: float | None,
         request_timeout: float,
         retry: Backoff | None,
+        on_refused: Callable[[str], None],
         trusts_messages: bool,
     ) -> None:
         self._store = store
@@ -113,6 +119,7 @@ class Wait:
         self._request_timeout = request_timeout
         self._retry = retry
         self._backoff = retry or DEFAULT_BACKOFF
+        self._on_refused = on_refused
         self._trusts_messages = trusts_messages
         self._queues = wait_timeout != 0
         self._started_at = _clock.now()
@@ -222,6 +229,8 @@ class Wait:
             if answer.already and by_timer and self._handed is None and self._retry is None:
                 self._store.doubt_inbox()
             return answer
+        if self._refused is None and self._ends_at == math.inf:
+            self._on_refused(answer.value)
         if self._refused is None and self._retry is None:
             self._store.listen(self.acquisition.token)
         self._failures = 0

@@ -58,6 +58,11 @@ class Watchdogs:
         leases = [lease() for lease in self._leases.values()]
         return [lease for lease in leases if lease is not None]
 
+    def lease(self, token: str) -> Lease | None:
+        """The one with that owner token, if it is not gone."""
+        lease = self._leases.get(token)
+        return None if lease is None else lease()
+
     def stop(self, token: str) -> asyncio.Task[None] | None:
         """Extend it no more; the task that is still to end, if there is one."""
         step = self._steps.pop(token, None)

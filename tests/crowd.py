@@ -81,6 +81,23 @@ async def aiodlocks(order: Order) -> AsyncIterator[Section]:
 
 
 @contextlib.asynccontextmanager
+async def several_names(order: Order) -> AsyncIterator[Section]:
+    """The same with others beside it, named in any order."""
+    async with LockClient.from_url(order.url, label=f"worker-{order.number}") as locks:
+
+        @contextlib.asynccontextmanager
+        async def section() -> AsyncIterator[Grant]:
+            names = random.sample([NAME, "a", "z"], 3)
+            async with locks.all(*names, ttl=order.ttl) as leases:
+                lease = leases[NAME]
+                leases.check()
+                deadline_ns = time.monotonic_ns() + int(lease.remaining * 1e9)
+                yield Grant(lease.fencing_token, deadline_ns, lambda: leases.is_held)
+
+        yield section
+
+
+@contextlib.asynccontextmanager
 async def check_then_set(order: Order) -> AsyncIterator[Section]:
     """Naive: looks whether the key is there, then sets it; two may look before either sets."""
 
@@ -112,7 +129,12 @@ async def unchecked_delete(order: Order) -> AsyncIterator[Section]:
         yield section
 
 
-LOCKS = {"aiodlock": aiodlocks, "check then set": check_then_set, "SET NX, DEL": unchecked_delete}
+LOCKS = {
+    "aiodlock": aiodlocks,
+    "several names": several_names,
+    "check then set": check_then_set,
+    "SET NX, DEL": unchecked_delete,
+}
 
 
 async def _serve(order: Order) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -66,6 +67,7 @@ class Model:
             "acquire": self._acquire,
             "extend": self._extend,
             "release": self._release,
+            "retire": self._retire,
             "discard": self._discard,
             "inspect": self._inspect,
             "probe": self._probe,
@@ -197,6 +199,21 @@ class Model:
         if _client_id(head) != client_id:
             name.tell(inboxes, head, value)
         return [1 if ours else 2, value]
+
+    def _retire(self, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
+        lock, token, nobody, life_ms = keys[0], args[0], args[1], int(args[2])
+        for alive in keys[1:]:
+            self._refuse_late_copies(alive, token)
+        value = self.string(lock)
+        if value is None or not _is_of(token, value):
+            return [2, None] if value is None else [0, value]
+        self.put(lock, nobody + value[len(token) :], life_ms)
+        return [1, None]
+
+    def _refuse_late_copies(self, alive: bytes, token: bytes) -> None:
+        with suppress(ServerError):
+            self.add(alive, b"!" + token, self.now_ms + TOMBSTONE_MS)
+        self.live_at_least(alive, TOMBSTONE_MS)
 
     def _discard(self, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
         (lock,), (token,) = keys, args

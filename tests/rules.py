@@ -15,10 +15,12 @@ from typing import Any, Final, TypeAlias
 from unittest import mock
 
 from aiodlock import _cleanup, _clock
+from aiodlock._all import AllLeases, AllLocks, _AllBody
 from aiodlock._body import Body
 from aiodlock._cleanup import Background
 from aiodlock._client import LockClient
 from aiodlock._lease import Lease
+from aiodlock._reentrant import ReentrantLease, Reentries
 from aiodlock._session import Session
 from aiodlock._store import _extensions, _mux, _node, _source
 from aiodlock._store._ballot import Part
@@ -28,7 +30,7 @@ from aiodlock._store._inbox import Inbox
 from aiodlock._store._mux import Link, Multiplexer
 from aiodlock._store._quorum import QuorumStore
 from aiodlock._store._redis import RedisStore
-from aiodlock._store._requests import Acquire, Release
+from aiodlock._store._requests import Acquire, Release, Retire
 from aiodlock._store._round import Round, Tally
 from aiodlock._store._wire import Held
 from aiodlock._trying import Tries
@@ -123,6 +125,10 @@ class Rule:
 
 def _invariant(label: str) -> Elsewhere:
     return Elsewhere("tests.test_invariants", "MUTANTS", label)
+
+
+def _kept(label: str) -> Elsewhere:
+    return Elsewhere("tests.test_hold_at_least", "MUTANTS", label)
 
 
 def _simulated(label: str) -> Elsewhere:
@@ -732,7 +738,7 @@ _WAITING: Final = (
         "It is polled like another, and warned of once.",
         (
             Proof(
-                Line(Wait, "_tell_of_a_long_wait", "self._warned = True", "pass"),
+                Line(Wait, "_tell_of_a_long_wait", "self._warned = told", "told"),
                 "tests/test_wakeups.py::test_waiter_on_a_foreign_lock_gets_it_when_it_goes[None]",
             ),
         ),
@@ -1105,7 +1111,7 @@ _DEADLINES: Final = (
         "A loss cancels the body.",
         (
             Proof(
-                Line(Lease, "_lose", "self._body.cancel()", "pass"),
+                Line(Lease, "_lose", "self._tell_body(self._body)", "pass"),
                 "tests/test_watchdog.py::"
                 "test_body_that_blocked_the_loop_is_told_within_one_turn[True]",
             ),
@@ -1774,6 +1780,207 @@ _FENCING: Final = (
     ),
 )
 
+_REENTRANT: Final = "tests/test_reentrant.py::test_"
+_SEVERAL: Final = "tests/test_all.py::test_"
+_KEPT: Final = "tests/test_hold_at_least.py::test_"
+
+_MORE_THAN_A_MUTEX: Final = (
+    Rule(
+        "3 the outermost block releases",
+        "Leaving an inner block of a reentrant lock releases nothing.",
+        (
+            Proof(
+                Line(ReentrantLease, "_undo_entry", "return not self._entries", "return True"),
+                f"{_REENTRANT}body_that_fails_in_the_inner_block_keeps_the_lock_to_the_outer_end",
+            ),
+            Proof(
+                Line(ReentrantLease, "_undo_entry", "len(self._blocks) == 1", "True"),
+                f"{_REENTRANT}closing_client_waits_for_the_outermost_block",
+            ),
+        ),
+    ),
+    Rule(
+        "3 the newest entry",
+        "A release within an inner block undoes that block's own entry.",
+        (
+            Proof(
+                Line(ReentrantLease, "_undo_entry", "if body in self._entries:", "if True:"),
+                f"{_REENTRANT}release_within_a_block_is_not_undone_again_at_its_end",
+                "ValueError",
+            ),
+        ),
+    ),
+    Rule(
+        "3 a lost lease is not hidden",
+        "A task that enters its lost lease again gets the error, not a new lease.",
+        (
+            Proof(
+                Line(ReentrantLease, "enter_again", "self.check()", "pass"),
+                f"{_REENTRANT}lost_lease_entered_again_raises_rather_than_waits",
+            ),
+        ),
+    ),
+    Rule(
+        "3 every block is told",
+        "The inner block of a lost reentrant lease raises, as the outer one does.",
+        (
+            Proof(
+                Line(ReentrantLease, "_tell_body", "in self._blocks:", "in self._blocks[:1]:"),
+                f"{_REENTRANT}lost_lease_cancels_the_body_once_and_comes_out_of_every_block",
+            ),
+        ),
+    ),
+    Rule(
+        "3 the task's own",
+        "Only the task that acquired a reentrant lease may enter it again.",
+        (
+            Proof(
+                Line(
+                    Reentries,
+                    "enter_again",
+                    "self._leases.get(task)",
+                    "next(iter(self._leases.values()), None)",
+                ),
+                f"{_REENTRANT}other_task_and_child_task_wait_their_turn",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "3 reentrant leases are held weakly",
+        "The list of reentrant leases keeps none of them alive.",
+        (
+            Proof(
+                Line(Reentries, "add", "weakref.WeakValueDictionary()", "{}"),
+                f"{_REENTRANT}lease_thrown_away_by_its_task_warns_and_may_be_acquired_anew",
+            ),
+        ),
+    ),
+    Rule(
+        "3 no wait for oneself",
+        "A task that would wait for itself for ever is told so, and only such a task.",
+        (
+            Proof(
+                Line(Session, "_refuse_self_wait", "if lease is not None", "if False"),
+                "tests/test_cases.py::"
+                "test_case_099_task_that_would_wait_for_itself_for_ever_is_told_so[same object]",
+                "TimeoutError",
+            ),
+            Proof(
+                Line(Session, "_refuse_self_wait", "lease.is_endless and ", ""),
+                f"{_REENTRANT}wait_for_oneself_that_ends_with_the_lease_is_granted[outer1]",
+                "RuntimeError",
+            ),
+            Proof(
+                Line(Session, "_refuse_self_wait", "is running_task()", "is not None"),
+                f"{_REENTRANT}task_that_waits_for_another_task_is_not_refused",
+                "RuntimeError",
+            ),
+            Proof(
+                Line(Wait, "_poll", "self._ends_at == math.inf", "True"),
+                f"{_REENTRANT}wait_for_oneself_that_has_an_end_is_an_ordinary_timeout[finite]",
+                "RuntimeError",
+            ),
+        ),
+    ),
+    Rule(
+        "3 one global order",
+        "Several names are acquired in the order of their bytes, however they were given.",
+        (
+            Proof(
+                Line(
+                    AllLocks,
+                    "__init__",
+                    "sorted(locks, key=lambda lock: lock.name.encode())",
+                    "list(locks)",
+                ),
+                f"{_SEVERAL}names_are_acquired_once_each_in_the_order_of_their_bytes",
+            ),
+        ),
+    ),
+    Rule(
+        "3 one budget",
+        "Several names share one wait_timeout.",
+        (
+            Proof(
+                Line(
+                    AllLocks,
+                    "__aenter__",
+                    "wait_timeout = max(_LAST_TRY_S, ends_at - _clock.now())",
+                    "pass",
+                ),
+                f"{_SEVERAL}budget_that_one_name_used_up_is_not_given_to_the_next",
+            ),
+        ),
+    ),
+    Rule(
+        "3 all or none",
+        "Where one of several names is not got, the others are given back.",
+        (
+            Proof(
+                Line(
+                    AllLeases,
+                    "_give_back",
+                    "self._begin_releases(Lease._release)",
+                    "dict[str, Any]()",
+                ),
+                f"{_SEVERAL}one_that_is_not_got_in_time_leaves_none",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "3 losing one is losing all",
+        "A lease that is lost ends the wait for the next name, too.",
+        (
+            Proof(
+                Line(_AllBody, "_may_tell", " or not self.is_entered", ""),
+                f"{_SEVERAL}lease_lost_while_the_next_is_waited_for_ends_the_wait",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "6 one cancel for several leases",
+        "Several leases of one block, all lost, cancel its task once.",
+        (
+            Proof(
+                Line(Body, "cancel", "self._shared is not None or ", ""),
+                f"{_SEVERAL}all_lost_at_once_cancel_the_body_once",
+            ),
+        ),
+    ),
+    Rule(
+        "3 hold_at_least",
+        "A name stays taken after the release until that long since the grant.",
+        (
+            Proof(
+                Line(Lease, "_give_up", ", keep_until=self._keep_until", ""),
+                f"{_KEPT}name_after_the_release_stays_taken_until_then[shorter than the ttl]",
+            ),
+            _kept("kept for ever"),
+            _kept("never kept for less"),
+        ),
+    ),
+    Rule(
+        "5 a kept name is nobody's",
+        "No copy of any request prolongs or frees a name that stays taken.",
+        (
+            _kept("the kept name is its owner's still"),
+            _kept("no tombstone"),
+            Proof(
+                Line(Retire, "parts", "any(other != number for other in asked)", "False"),
+                f"{_KEPT}release_after_a_lost_grant_refuses_late_copies",
+            ),
+        ),
+    ),
+    Rule(
+        "5 only the owner keeps a name",
+        "A release that is to keep a name changes nothing where the lock is not the owner's.",
+        (_kept("kept by what begins alike"), _kept("kept by anybody")),
+    ),
+)
+
 RULES: Final = (
     *_SCRIPTS,
     *_WAITING,
@@ -1783,6 +1990,7 @@ RULES: Final = (
     *_CONNECTION,
     *_QUORUM,
     *_FENCING,
+    *_MORE_THAN_A_MUTEX,
 )
 PROOFS: Final = [proof for rule in RULES for proof in rule.proofs if isinstance(proof, Proof)]
 

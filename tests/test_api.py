@@ -27,7 +27,9 @@ from redis.asyncio import Redis
 
 import aiodlock
 from aiodlock import (
+    AllLeases,
     Backoff,
+    Election,
     Lease,
     LeaseLostError,
     Lock,
@@ -39,7 +41,9 @@ from aiodlock import (
     NameTakenError,
     NotAllowedError,
     ServerUnreachable,
+    Term,
 )
+from aiodlock._lock import LockOptions
 from aiodlock.testing import LockServer, memory_client
 from tests.conftest import MakeClient
 from tests.keys import leftovers
@@ -70,6 +74,7 @@ def shape(function: Callable[..., object]) -> str:
 LOCK_OPTIONS = (
     "ttl=None, wait_timeout=Ellipsis, auto_extend=True, retry=None, on_lost='cancel', max_hold=None"
 )
+ELECTION_OPTIONS = "ttl=None, wait_timeout=Ellipsis, retry=None, on_lost='cancel', max_hold=None"
 OPTIONS = "prefix='aiodlock:', ttl=30.0, wait_timeout=None, request_timeout=2.0, label=None"
 
 
@@ -80,8 +85,16 @@ OPTIONS = "prefix='aiodlock:', ttl=30.0, wait_timeout=None, request_timeout=2.0,
         (LockClient.from_url, f"(url, *, {OPTIONS})"),
         (
             LockClient.lock,
-            f"(self, name, *, {LOCK_OPTIONS})",
+            f"(self, name, *, {LOCK_OPTIONS}, reentrant=False, hold_at_least=None)",
         ),
+        (LockClient.all, f"(self, *names, {LOCK_OPTIONS})"),
+        (LockClient.election, f"(self, name, *, {ELECTION_OPTIONS})"),
+        (AllLeases.check, "(self, min_left=0.0)"),
+        (AllLeases.extend, "(self, ttl=None)"),
+        (AllLeases.wait_lost, "(self)"),
+        (Election.leader, "(self)"),
+        (Term.check, "(self, min_left=0.0)"),
+        (Term.wait_ended, "(self)"),
         (LockClient.aclose, "(self)"),
         (Lock.acquire, "(self, *, wait_timeout=Ellipsis)"),
         (Lock.try_acquire, "(self, *, wait_timeout=0.0)"),
@@ -108,9 +121,17 @@ def test_locked_takes_a_template_and_the_options_of_lock() -> None:
     with pytest.raises(TypeError, match="unknown"):
         locks.locked("n", unknown=1)  # type: ignore[call-arg]
     options = inspect.signature(LockClient.lock).parameters.keys() - {"self", "name"}
-    assert options == {"ttl", "wait_timeout", "auto_extend", "retry", "on_lost", "max_hold"}
+    assert options == LockOptions.__optional_keys__
     decorate = locks.locked(
-        "n", ttl=1, wait_timeout=1, auto_extend=True, retry=None, on_lost="raise", max_hold=2
+        "n",
+        ttl=1,
+        wait_timeout=1,
+        auto_extend=True,
+        retry=None,
+        on_lost="raise",
+        max_hold=2,
+        reentrant=True,
+        hold_at_least=1,
     )
     assert callable(decorate)
 
@@ -121,6 +142,14 @@ def test_locked_takes_a_template_and_the_options_of_lock() -> None:
         (LockClient.aclose, True),
         (LockClient.lock, False),
         (LockClient.locked, False),
+        (LockClient.all, False),
+        (LockClient.election, False),
+        (AllLeases.check, False),
+        (AllLeases.extend, True),
+        (AllLeases.wait_lost, True),
+        (Election.leader, True),
+        (Term.check, False),
+        (Term.wait_ended, True),
         (Lock.acquire, False),
         (Lock.try_acquire, True),
         (Lock.inspect, True),

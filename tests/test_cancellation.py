@@ -17,7 +17,16 @@ from fastapi.responses import StreamingResponse
 from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
-from aiodlock import Backoff, Lease, LeaseLostError, Lock, LockClient, LockTimeout, _cleanup
+from aiodlock import (
+    AllLocks,
+    Backoff,
+    Lease,
+    LeaseLostError,
+    Lock,
+    LockClient,
+    LockTimeout,
+    _cleanup,
+)
 from aiodlock._session import Session
 from aiodlock.fastapi import Locked, install
 from aiodlock.testing import LockServer
@@ -254,6 +263,93 @@ async def test_acquire_that_waits_in_vain_cancelled_anywhere_leaves_the_queue(
 
 async def _is_zero(count: Awaitable[int]) -> bool:
     return await count == 0
+
+
+async def test_nested_reentrant_blocks_cancelled_anywhere_leave_nothing(
+    stage: Stage, locks: LockClient
+) -> None:
+    """Free at first, and handed over; the inner block adds no await of its own."""
+    await warm(locks)
+    lock = locks.lock("x", reentrant=True)
+
+    async def act() -> None:
+        async with lock as lease:
+            await asyncio.sleep(0)
+            async with lock as inner:
+                await asyncio.sleep(0)
+                assert inner is lease
+            await asyncio.sleep(0)
+
+    done = await stage.play(act, label="nested reentrant blocks")
+    assert done.steps == 5
+    done = await stage.play(act, before=stage.hand_over, label="nested reentrant blocks, queued")
+    assert done.steps >= 6
+
+
+async def test_several_names_cancelled_anywhere_leave_none(
+    stage: Stage, locks: LockClient, slow: LockClient
+) -> None:
+    """One of the three is another's until it is waited for; also where each reply takes long."""
+    await warm(locks)
+    for client, label in ((locks, "several names"), (slow, "several names, slowly")):
+        names = client.all("w", "x", "y")
+
+        async def act(names: AllLocks = names) -> None:
+            async with names as leases:
+                await asyncio.sleep(0)
+                leases.check()
+
+        done = await stage.play(act, before=stage.hand_over, label=label)
+        assert done.steps >= 5
+
+
+async def test_several_names_in_vain_cancelled_anywhere_leave_none(
+    stage: Stage, locks: LockClient
+) -> None:
+    """What was got is given back in the background when the time is over."""
+    await warm(locks)
+    names = locks.all("w", "x", "y", wait_timeout=0.05)
+
+    async def act() -> None:
+        with suppress(LockTimeout):
+            async with names:
+                raise AssertionError("entered")
+
+    async def after() -> None:
+        async def is_given_back() -> bool:
+            free = not await stage.redis.exists("aiodlock:{w}", "aiodlock:{y}")
+            return free and await waiters(stage.redis) == 0
+
+        await until(is_given_back)
+
+    done = await stage.play(act, before=stage.hold, after=after, label="several names, in vain")
+    assert done.steps >= 4
+
+
+async def test_release_of_a_name_that_stays_taken_cancelled_anywhere_is_sent(
+    stage: Stage, locks: LockClient
+) -> None:
+    """If it was got at all, the name is taken by nobody afterwards, for as long as was asked."""
+    await warm(locks)
+    lock = locks.lock("x", hold_at_least=20)
+    got: list[Lease] = []
+
+    async def act() -> None:
+        async with lock as lease:
+            got.append(lease)
+            await asyncio.sleep(0)
+
+    async def after() -> None:
+        if got:
+            holder = got[-1].owner_token.rpartition(":")[0]
+            kept = f"{holder}:0/{got[-1].fencing_token}"
+            assert await stage.redis.get(KEY) == kept
+            assert 15_000 < await stage.redis.pttl(KEY) <= 20_000
+            await stage.redis.delete(KEY)
+        got.clear()
+
+    done = await stage.play(act, after=after, label="a name that stays taken")
+    assert done.steps == 3
 
 
 @pytest.mark.parametrize("holder", ["another client", "the same client"])

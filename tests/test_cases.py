@@ -53,9 +53,9 @@ from tests.proxy import ChaosProxy
 from tests.until import until
 from tests.workers import Worker
 
-# The catalogue counts in steps of two; 071 to 083 and 101 on are about other things than the plain
-# lock on one server, or on several.
-NUMBERS = [*range(1, 70, 2), *range(85, 100, 2)]
+# The catalogue counts in steps of two; 071 to 083 and 103 on are about other things than locks on
+# one server, or on several.
+NUMBERS = [*range(1, 70, 2), *range(85, 102, 2)]
 UNCOVERED: dict[int, str] = {}
 
 # What a server that is slow or gone may add to a wait: the last try, and a busy machine.
@@ -1122,3 +1122,46 @@ async def test_case_099_task_that_locks_twice_is_told_who_holds_and_keeps_the_fi
         assert await redis.get(KEY) == f"{lease.owner_token}/{lease.fencing_token}"
     assert lease.state == "released"
     await until(lambda: is_free(redis))
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["same object", "second object"])
+async def test_case_099_task_that_would_wait_for_itself_for_ever_is_told_so(
+    locks: LockClient, redis: Redis, *, is_same: bool
+) -> None:
+    """Not a hang: an error that names the option with which it may enter again, and it may."""
+    lock = locks.lock("n")
+    async with lock as lease:
+        with pytest.raises(RuntimeError, match=r"holds the lock 'n' already.*reentrant=True"):
+            async with asyncio.timeout(5), lock if is_same else locks.lock("n"):
+                pytest.fail("entered")
+        lease.check()
+    await until(lambda: is_free(redis))
+    lock = locks.lock("n", reentrant=True)
+    async with lock as lease, lock if is_same else locks.lock("n", reentrant=True) as again:
+        assert again is lease
+    await until(lambda: is_free(redis))
+
+
+async def test_case_101_names_taken_in_different_orders_never_deadlock(
+    make_client: MakeClient, redis: Redis
+) -> None:
+    """A takes [x, y] and B takes [y, x], 200 rounds each: both finish, one inside at a time."""
+    inside = 0
+    rounds = {"A": 0, "B": 0}
+
+    async def work(who: str, *names: str) -> None:
+        nonlocal inside
+        async with make_client(label=who) as locks:
+            for _ in range(200):
+                async with locks.all(*names):
+                    inside += 1
+                    assert inside == 1
+                    await asyncio.sleep(0)
+                    inside -= 1
+                    rounds[who] += 1
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(work("A", "x", "y"))
+        group.create_task(work("B", "y", "x"))
+    assert rounds == {"A": 200, "B": 200}
+    assert await leftovers(redis) == []

@@ -17,6 +17,7 @@ import pytest_asyncio
 from aiodlock import (
     Backoff,
     LeaseLostError,
+    Lock,
     LockClient,
     LockInfo,
     LockTimeout,
@@ -774,7 +775,95 @@ async def a_body_in_a_closing_client_is_told_and_waited_for(world: World) -> Non
     assert seen[1] == seen[2]
 
 
+# More than a mutex.
+
+
+@rule
+async def a_task_enters_its_own_lock_again(world: World) -> None:
+    """The same lease, until the last block is left; nobody else is let in between."""
+    ours, others = await world.two()
+    lock = ours.lock("a", reentrant=True)
+    async with lock.acquire(wait_timeout=5) as lease:
+        async with lock.acquire(wait_timeout=1) as inner:
+            assert inner is lease
+        assert await world.value("a") == value_of(lease)
+        assert await others.lock("a").try_acquire() is None
+        with pytest.raises(LockTimeout):
+            await asyncio.create_task(try_for(lock, 0.05))
+    async with others.lock("a").acquire(wait_timeout=1):
+        pass
+    assert await world.left() == []
+
+
+async def try_for(lock: Lock, seconds: float) -> None:
+    """In vain."""
+    await lock.acquire(wait_timeout=seconds)
+
+
+@rule
+async def several_names_are_got_all_or_none(world: World) -> None:
+    """In whichever order they are named; what was got in vain is given back."""
+    ours, others = await world.two()
+    async with others.lock("b").acquire(wait_timeout=5):
+        with pytest.raises(LockTimeout):
+            async with ours.all("c", "b", "a", wait_timeout=0.1):
+                pytest.fail("entered")
+        await until(lambda: are_free(world, "a", "c"))
+    async with ours.all("c", "a", "b", wait_timeout=5) as leases:
+        for name in ("a", "b", "c"):
+            assert await world.value(name) == value_of(leases[name])
+        waiting = asyncio.create_task(others.lock("b").acquire(wait_timeout=20))
+        await until(lambda: waiters_of(ours, "b", 1))
+    await (await waiting).release()
+    assert await world.left(ignoring_tombstones=True) == []
+
+
+async def are_free(world: World, *names: str) -> bool:
+    """Whether nobody holds them."""
+    return [await world.value(name) for name in names] == [None] * len(names)
+
+
+@rule
+async def a_name_stays_taken_for_as_long_as_was_asked(world: World) -> None:
+    """By nobody, from the release on; then the waiter has it."""
+    ours, others = await world.two()
+    began = time.monotonic()
+    async with ours.lock("a", hold_at_least=SHORT_S).acquire(wait_timeout=5) as lease:
+        waiting = asyncio.create_task(others.lock("a", ttl=TTL_S).acquire(wait_timeout=20))
+        await until(lambda: waiters(ours, 1))
+    async with await waiting as later:
+        assert time.monotonic() - began >= SHORT_S - 0.002
+        assert later.fencing_token > lease.fencing_token
+    assert await world.left() == []
+
+
+@rule
+async def a_leader_is_seen_and_succeeded(world: World) -> None:
+    """One at a time, with a larger number each time; and who asks is told."""
+    ours, others = await world.two()
+    async with ours.election("a", wait_timeout=5) as term:
+        leader = await others.election("a").leader()
+        assert leader is not None
+        assert leader.number == term.number
+        waiting = asyncio.create_task(number_of_a_term(others))
+        await until(lambda: waiters(ours, 1))
+    assert await waiting > term.number
+    assert await ours.election("a").leader() is None
+    assert await world.left() == []
+
+
+async def number_of_a_term(locks: LockClient) -> int:
+    """Stand, lead, resign."""
+    async with locks.election("a", wait_timeout=20) as term:
+        return term.number
+
+
 # What the rules share.
+
+
+async def waiters_of(locks: LockClient, name: str, n: int) -> bool:
+    """Whether so many stand in its queue."""
+    return (await locks.lock(name).inspect()).waiters == n
 
 
 async def waiters(locks: LockClient, n: int) -> bool:

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from aiodlock import Lease, Lock, LockError, NotAllowedError, _names
+from aiodlock import AllLeases, Lease, Lock, LockError, NotAllowedError, _names
+from aiodlock._reentrant import Reentries
 from aiodlock._session import Session
 from aiodlock._store import _calls, _mux, _wire
 from aiodlock._store._api import Granted, NoAnswer, Refused, Released, Standing
@@ -296,6 +297,29 @@ def releases_are_not_sent(patch: Patch, _: World) -> None:
     around(patch, RedisStore, "release", release)
 
 
+def nobody_enters_again(patch: Patch, _: World) -> None:
+    """A task that has the lease is not known to have it."""
+    patch.setattr(Reentries, "enter_again", lambda *_: None)
+
+
+def what_was_got_in_vain_is_kept(patch: Patch, _: World) -> None:
+    """The names that were got before the one that was not."""
+
+    async def give_back(original: Any, error: BaseException) -> None:
+        return None
+
+    around(patch, AllLeases, "_give_back", give_back)
+
+
+def names_are_free_at_the_release(patch: Patch, _: World) -> None:
+    """However long they were to stay taken."""
+
+    async def release(original: Any, *args: Any, **options: Any) -> Any:
+        return await original(*args, **{**options, "keep_until": None})
+
+    around(patch, RedisStore, "release", release)
+
+
 def script(name: str, old: str, new: str) -> Spoil:
     """One line of a script is spoilt."""
     return lambda *_: Mutant(name, old, new).applied()
@@ -353,6 +377,10 @@ SPOILT: dict[str, Spoil] = {
     "a_closed_client_leaves_the_users_own_alone": releases_are_not_sent,
     "a_closing_client_leaves_the_queue_before_it_releases": closing_clients_release_first,
     "a_body_in_a_closing_client_is_told_and_waited_for": closing_clients_do_not_wait_for_bodies,
+    "a_task_enters_its_own_lock_again": nobody_enters_again,
+    "several_names_are_got_all_or_none": what_was_got_in_vain_is_kept,
+    "a_name_stays_taken_for_as_long_as_was_asked": names_are_free_at_the_release,
+    "a_leader_is_seen_and_succeeded": everybody_is_granted,
 }
 
 SEEN = (AssertionError, TimeoutError, LockError, pytest.fail.Exception)

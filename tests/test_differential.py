@@ -161,6 +161,20 @@ class Release(Script):
 
 
 @dataclass(frozen=True)
+class Retire(Script):
+    """A release after which the name stays taken."""
+
+    token: str
+    life_ms: int = 10_000
+    tombstone: bool = False
+
+    def call(self, world: World) -> tuple[str, list[bytes], list[bytes]]:
+        keys = [self.key("lock"), self.key("alive")][: 1 + self.tombstone]
+        nobody = _names.retired(self.token).encode()
+        return "retire", keys, [self.token.encode(), nobody, b"%d" % self.life_ms]
+
+
+@dataclass(frozen=True)
 class BreakLock(Script):
     """What breaks a lock that is not ours: its whole value stands for the token."""
 
@@ -758,6 +772,7 @@ steps = weighted(
     (30, st.builds(Acquire, name, token, ttl_ms, st.sampled_from([6_000, 6_000, 1_000, 150, 0]))),
     (15, st.builds(Release, name, token, st.sampled_from([False, False, True]), st.booleans())),
     (6, st.builds(Extend, name, token, ttl_ms, st.sampled_from([False, False, True]))),
+    (5, st.builds(Retire, name, token, ttl_ms, st.sampled_from([False, False, True]))),
     (6, st.builds(Confirm, name, token, ttl_ms, st.sampled_from([-7, -1, 0, 1, 7, None]))),
     (2, st.builds(BreakLock, name)),
     (2, st.builds(Discard, name, token)),
@@ -834,6 +849,16 @@ BY_HAND: Final[list[list[Step]]] = [
     [Release(0, A, tombstone=True), Acquire(0, A), Release(0, A, tombstone=True)],
     [Acquire(0, A), Release(0, C, tombstone=True), Acquire(0, B), Acquire(0, C)],
     [Release(0, A, tombstone=True), Add(0, f"!{A}", -1), Acquire(0, B), Acquire(0, A)],
+    # A name that stays taken: for longer or shorter, by nobody who could prolong or release it.
+    [Acquire(0, A), Retire(0, A), Retire(0, A, 60_000), Extend(0, A), Release(0, A), Inspect(0)],
+    [Acquire(0, A, 150), Retire(0, A, 60_000), Acquire(0, A), Acquire(0, B), BreakLock(0)],
+    [Acquire(0, C), Retire(0, A), Retire(0, B), Retire(0, C, tombstone=True), Acquire(0, C)],
+    [Acquire(0, A), Acquire(0, B), Retire(0, B), Retire(0, A, 150), Sleep(0), Acquire(0, B)],
+    [Retire(0, A), Retire(0, A, tombstone=True), Acquire(0, B), Acquire(0, A)],
+    *(
+        [Acquire(0, A), Acquire(0, B), WrongType(0, kind), Retire(0, A, tombstone=True)]
+        for kind in KINDS
+    ),
     # What stood before the clock stepped back, or was evicted.
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000, 2**52), Acquire(0, C), Release(0, A)],
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000), Delete(0, "lock"), Acquire(0, C)],
@@ -970,6 +995,27 @@ MUTANTS: Final = [
             "string.sub(value, 1, #ARGV[1]) == ARGV[1]",
         ),
     ),
+    (
+        "a name is kept by what begins alike",
+        Mutant("retire", "ARGV[1] .. '/'\n", "ARGV[1]\n"),
+    ),
+    (
+        "a name is kept by its owner still",
+        Mutant("retire", "ARGV[2] .. string.sub(value, #token)", "value"),
+    ),
+    (
+        "a name is never kept for less",
+        Mutant("retire", "ARGV[3])", "math.max(ARGV[3], redis.call('PTTL', KEYS[1])))"),
+    ),
+    (
+        "a name that is kept has no end",
+        Mutant("retire", ", 'KEEPTTL')", ")"),
+    ),
+    (
+        "a tombstone of the kept is cut short",
+        Mutant("retire", "if redis.call('PTTL', KEYS[2]) < 60000 then", "if false then"),
+    ),
+    ("free is another's to keep", Mutant("retire", "return {2, false}", "return {0, false}")),
     ("a counter falls by confirm", Mutant("confirm", "< tonumber(ARGV[3]) then", "< 2^53 then")),
     (
         "confirm takes what is no counter for a large one",

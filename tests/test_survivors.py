@@ -290,7 +290,7 @@ async def test_watchdog_has_ended_when_a_release_that_never_waits_returns(
 ) -> None:
     """A store that answers at once leaves the task no turn of the loop to end in."""
 
-    async def at_once(acquisition: Acquisition, *, within: float) -> Released:
+    async def at_once(acquisition: Acquisition, **options: object) -> Released:
         return Released(True, None, False)
 
     lease = await locks.lock("n", ttl=0.9).acquire()

@@ -165,8 +165,13 @@ class Store(Protocol):
     ) -> float | NotOurs:
         """The new deadline, or what stands in the key."""
 
-    async def release(self, acquisition: Acquisition, *, within: float) -> Released:
-        """Give up; repeated until answered, for *within* seconds in all."""
+    async def release(
+        self, acquisition: Acquisition, *, within: float, keep_until: float | None = None
+    ) -> Released:
+        """Give up; repeated until answered, for *within* seconds in all.
+
+        Before *keep_until* (an instant on our clock) the name stays taken until then, by nobody.
+        """
 
     async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing: ...
 

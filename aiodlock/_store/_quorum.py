@@ -25,7 +25,7 @@ from ._api import (
 )
 from ._ballot import Ballot
 from ._node import Node, was_said
-from ._requests import INSPECT, Acquire, Confirm, Release, Us
+from ._requests import INSPECT, Acquire, Confirm, Release, Us, retiring
 from ._round import Round
 from ._router import Router
 from ._wire import SimpleCall, anew, maybe_text
@@ -126,7 +126,9 @@ class QuorumStore:
             self._heal(ballot, ttl_ms, within)
         return answer
 
-    async def release(self, acquisition: Acquisition, *, within: float) -> Released:
+    async def release(
+        self, acquisition: Acquisition, *, within: float, keep_until: float | None = None
+    ) -> Released:
         """Sent to every node where something may stand; the slow ones are not waited for.
 
         Each has the time of a request, also where the caller has less.
@@ -135,11 +137,12 @@ class QuorumStore:
         if ballot is None:
             ballot = Ballot.of_another(acquisition, len(self._nodes))
         was_over, ballot.is_over = ballot.is_over, True
+        kind = Release if keep_until is None else retiring(keep_until)
         round_: Round[Released] = Round(len(self._nodes), within)
         for index, part in enumerate(ballot.parts):
             part.give_up()
             if part.may_stand:
-                call = Release(part.acquisition, self._us, may_repeat=False, notice=_ignore)
+                call = kind(part.acquisition, self._us, may_repeat=False, notice=_ignore)
                 then = partial(self._hear_release, ballot, index, call, round_)
                 self._nodes[index].ask(call, self._request_timeout, then, insists=True)
             else:

@@ -23,7 +23,7 @@ from ._api import (
 from ._calls import Caller
 from ._extensions import Extensions
 from ._inbox import Inbox
-from ._requests import INSPECT, Acquire, Release, Us
+from ._requests import INSPECT, Acquire, Release, Us, retiring
 from ._router import Router
 from ._wire import SimpleCall, maybe_text
 
@@ -116,8 +116,11 @@ class RedisStore:
         self._notice(standing)
         return NotOurs(standing)
 
-    async def release(self, acquisition: Acquisition, *, within: float) -> Released:
-        call = Release(acquisition, self._us, may_repeat=True, notice=self._notice_released)
+    async def release(
+        self, acquisition: Acquisition, *, within: float, keep_until: float | None = None
+    ) -> Released:
+        kind = Release if keep_until is None else retiring(keep_until)
+        call = kind(acquisition, self._us, may_repeat=True, notice=self._notice_released)
         try:
             reply = await self._caller.reply(call, within, insists=True)
         except NameTakenError:

@@ -13,6 +13,7 @@ from ._wire import Call, Script, SimpleCall, bulk, maybe_text, pack, text
 
 ACQUIRE: Final = Script("acquire")
 RELEASE: Final = Script("release", items=2)
+RETIRE: Final = Script("retire", items=2)
 DISCARD: Final = Script("discard", items=2)
 INSPECT: Final = Script("inspect", items=3)
 CONFIRM: Final = Script("confirm", items=2)
@@ -112,7 +113,7 @@ class Release(Call):
         leaves_tombstone = bool(asked) and any(other != number for other in asked)
         return _PARTS, _packed(self.acquisition) + _FLAG[leaves_tombstone] + self._us.all
 
-    def with_one_key(self) -> Call:
+    def with_one_key(self) -> Call | None:
         return SimpleCall(DISCARD, self.name, [self.key], self.acquisition.token)
 
     def is_certain(self, reply: Any) -> bool:
@@ -129,6 +130,51 @@ class Release(Call):
         """What *reply* says."""
         standing = None if reply[0] == 2 else maybe_text(reply[1])
         return Released(reply[0] == 1, standing, self.acquisition.releases > 1)
+
+
+class Retire(Release):
+    """A release after which the name stays taken until an instant on our clock.
+
+    Each copy says how long that is from when it is sent; the first one counts.
+    """
+
+    __slots__ = ("_keep_until", "_leaves_tombstone")
+
+    def __init__(
+        self,
+        acquisition: Acquisition,
+        us: Us,
+        *,
+        may_repeat: bool,
+        notice: Callable[[int, str, Keys], None],
+        keep_until: float,
+    ) -> None:
+        super().__init__(acquisition, us, may_repeat=may_repeat, notice=notice)
+        self.script = RETIRE
+        self._keep_until = keep_until
+        self._leaves_tombstone = True
+
+    def parts(self, number: int) -> tuple[int, bytes]:
+        asked, keys = self.acquisition.asked, [self.key]
+        if self._leaves_tombstone and any(other != number for other in asked):
+            keys.append(self.acquisition.keys.alive)
+        left_ms = max(1, _clock.ttl_ms(self._keep_until - _clock.now()))
+        token = self.acquisition.token
+        parts = (str(len(keys)), *keys, token, _names.retired(token), str(left_ms))
+        return len(parts), pack(*parts)
+
+    def with_one_key(self) -> Call | None:
+        if not self._leaves_tombstone:
+            return None
+        self._leaves_tombstone = False
+        return self
+
+
+def retiring(keep_until: float) -> Callable[..., Release]:
+    """What makes the release of a name that is to stay taken until then."""
+    if keep_until <= _clock.now():
+        return Release
+    return functools.partial(Retire, keep_until=keep_until)
 
 
 class Confirm(Call):

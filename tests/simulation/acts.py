@@ -95,7 +95,8 @@ class Choice:
         ttl_s = options.ttl_s * chance.choice((1.0, 1.0, 0.5, 2.0))
         long_s = (0.0, 0.3) if is_nested else (None, None, 0.0, 0.05, 1.0, 5.0, 20.0)
         wait_timeout = chance.choice(long_s)
-        tells_body = chance.random() < 0.8
+        lot = chance.random()
+        tells_body = lot < 0.8
         max_hold = ttl_s * (1 + chance.random() * 3) if chance.random() < 0.1 else None
         extends = chance.random() < options.auto_extend_share
         retry = Backoff() if chance.random() < options.retry_share else None
@@ -107,6 +108,7 @@ class Choice:
             retry=retry,
             on_lost="cancel" if tells_body else "raise",
             max_hold=max_hold,
+            hold_at_least=ttl_s * (0.1 + 5 * lot) if lot < 0.1 else None,
         )
         return cls(
             name,

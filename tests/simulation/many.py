@@ -67,7 +67,7 @@ class Tally:
             f"{fault:<14} {count:8d}  {self.hits[fault]:8d}"
             for fault, count in sorted(self.injected.items())
         ]
-        told = ("got", "acquire", "release", "grant", "publish", "cut off", "overlap")
+        told = ("got", "acquire", "release", "retire", "grant", "publish", "cut off", "overlap")
         lines.append(", ".join(f"{kind}: {self.counts[kind]}" for kind in told))
         outcomes = sorted(kind for kind in self.counts if kind.startswith("outcome "))
         lines.append(", ".join(f"{kind[8:]}: {self.counts[kind]}" for kind in outcomes))

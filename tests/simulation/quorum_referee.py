@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation.referee import CLEANED_S, Belief, Referee
-from tests.simulation.scripts import ScriptReferee, owner, short
+from tests.simulation.scripts import ScriptReferee, is_nobodys, owner, short
 from tests.simulation.world import World
 
 
@@ -30,7 +30,7 @@ class QuorumReferee(Referee):
         for node in self.scripts:
             for lock in node.locks:
                 value = node.model.string(lock.encode())
-                if value is not None:
+                if value is not None and not is_nobodys(value.decode()):
                     self._check_try(node, lock, owner(value.decode()))
 
     def _check_try(self, node: ScriptReferee, lock: str, token: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.model import Model
-from tests.simulation.scripts import ScriptReferee, short
+from tests.simulation.scripts import ScriptReferee, is_nobodys, short
 from tests.simulation.world import Host, World
 
 # Two holders at once for less than this is how floats differ.
@@ -275,6 +275,6 @@ class Referee:
 def _standing(model: Model, lock: str) -> Counter[str]:
     """How many of each host hold or wait there."""
     value = model.string(lock.encode())
-    tokens = [] if value is None else [value]
+    tokens = [] if value is None or is_nobodys(value.decode()) else [value]
     tokens += model.members(f"{lock}:queue".encode()).scores
     return Counter(token.decode().partition(":")[0] for token in tokens)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodlock import _clock
+from aiodlock import _clock, _names
 from tests.model import Model
 from tests.simulation.world import World
 
@@ -144,13 +144,14 @@ class ScriptReferee:
             self._check_confirmed(name, keys, token, is_ours=reply[0] == 1)
             return
         self._check_late_copy(name, script, token)
-        if script == "release":
+        if script in ("release", "retire"):
             name.waiters.pop(token, None)
             self._check_break(name, lock, token)
             # Who was broken while it waited for the news is no ghost when it polls again.
             if lock not in self.broken:
                 name.released[token] = self._world.now
-        self._look_at(name, lock, token, may_end=script in ("release", "discard"))
+        may_end = script in ("release", "retire", "discard")
+        self._look_at(name, lock, token, may_end=may_end)
         if script == "acquire":
             self._queue(name, token, int(args[2]), reply)
         self._check_keys(name, lock, keys)
@@ -202,7 +203,7 @@ class ScriptReferee:
                 self._world.breach(
                     "2 owner", f"{short(before)} was ended by a call of {short(caller)}"
                 )
-            if value is not None:
+            if value is not None and not _is_kept(before, value):
                 self._check_grant(name, value, caller)
         name.value = value
         name.ends_at_ms = self.model.now_ms + self.model.ttl_left_ms(lock.encode())
@@ -271,6 +272,19 @@ class ScriptReferee:
 def owner(value: str) -> str:
     """The owner token in a lock's value."""
     return value.rpartition("/")[0]
+
+
+def _is_kept(before: str | None, value: str) -> bool:
+    """Whether *value* is what a release of *before* writes for a name that stays taken."""
+    if before is None:
+        return False
+    token, _, fencing_token = before.rpartition("/")
+    return value == f"{_names.retired(token)}/{fencing_token}"
+
+
+def is_nobodys(value: str) -> bool:
+    """Whether the name only stays taken: there is no acquisition of number 0."""
+    return owner(value).endswith(":0")
 
 
 def short(token: str) -> str:

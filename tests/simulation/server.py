@@ -16,7 +16,9 @@ Answer: TypeAlias = "int | bytes | str | ServerError | list[Answer] | None"
 # Told of each script that ran: its name, keys, arguments, reply (None: an error).
 OnScript: TypeAlias = Callable[[str, list[bytes], list[bytes], "list[Any] | None"], None]
 
-_SCRIPTS: Final = ("acquire", "extend", "release", "discard", "inspect", "probe", "confirm")
+_SCRIPTS: Final = (
+    *("acquire", "extend", "release", "retire", "discard", "inspect", "probe", "confirm"),
+)
 # Somewhere in 2023; true time 0 of every simulation.
 _BEGAN_AT_US: Final = 1_700_000_000_000_000
 _DIGESTS: Final = {digest(Script(name).text).encode(): name for name in _SCRIPTS}
