@@ -73,7 +73,9 @@ def servers(session: nox.Session) -> None:
 def simulate(session: nox.Session) -> None:
     """Whole clients on a virtual clock keep every rule, seed by seed."""
     install(session)
-    session.run("python", "-m", "tests.simulation", *(session.posargs or ["--seeds", "2000"]))
+    seeds = session.posargs or ["--seeds", "2000"]
+    session.run("python", "-m", "tests.simulation", *seeds)
+    session.run("python", "-m", "tests.simulation", "--quorum", *seeds)
     if not session.posargs:
         session.run("python", "-m", "tests.simulation", "--mutants")
 

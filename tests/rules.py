@@ -127,6 +127,10 @@ def _invariant(label: str) -> Elsewhere:
     return Elsewhere("tests.test_invariants", "MUTANTS", label)
 
 
+def _simulated_on_nodes(label: str) -> Elsewhere:
+    return Elsewhere("tests.simulation.quorum_mutants", "MUTANTS", f"quorum: {label}")
+
+
 def _kept(label: str) -> Elsewhere:
     return Elsewhere("tests.test_hold_at_least", "MUTANTS", label)
 
@@ -1603,6 +1607,7 @@ _QUORUM: Final = (
         "9 majority",
         "Any two majorities share a node.",
         (
+            _simulated_on_nodes("half of the nodes are a majority"),
             Proof(
                 Line(Tally, "__init__", "nodes // 2 + 1", "nodes // 2"),
                 "tests/test_round.py::test_tally_majorities_always_share_a_node[5]",
@@ -1628,6 +1633,8 @@ _QUORUM: Final = (
         "9 second round",
         "A majority knows the fencing token before the body begins.",
         (
+            _simulated_on_nodes("the second round leaves the counters"),
+            _simulated_on_nodes("fencing without a second round"),
             Proof(
                 Mutant("confirm", "redis.call('SET', KEYS[2], ARGV[3], 'EX', 86400)", ""),
                 _OF_QUORUM + "test_fencing_tokens_grow_over_grants_of_every_two_majorities",
@@ -1644,9 +1651,23 @@ _QUORUM: Final = (
         ),
     ),
     Rule(
+        "9 deadline",
+        "It is that of the node on which the lock ends first, and counts from before the request.",
+        (
+            _simulated_on_nodes("deadline of the slowest node"),
+            Proof(
+                Line(QuorumStore, "_confirm", "min(left for", "max(left for"),
+                "tests/test_simulation.py::"
+                "test_lease_whose_nodes_differ_lasts_as_long_as_the_shortest",
+            ),
+        ),
+    ),
+    Rule(
         "9 undone before the next try",
         "What a minority granted is given back before the next try.",
         (
+            _simulated_on_nodes("a try is not undone"),
+            _simulated_on_nodes("the next try has the same owner token"),
             Proof(
                 Line(
                     Tries,
@@ -1664,6 +1685,7 @@ _QUORUM: Final = (
         "9 released where it may stand",
         "A release goes to the nodes, too, that did not answer.",
         (
+            _simulated_on_nodes("only what was granted is released"),
             Proof(
                 Line(QuorumStore, "_hear_acquire", "was_said(reply) or not call.sent_at", "True"),
                 _FAULTS + "test_acquire_whose_replies_are_lost_is_given_back_everywhere",
@@ -1675,6 +1697,7 @@ _QUORUM: Final = (
         "9 never sent once given up",
         "An acquire that waits for its connection is not sent after its release.",
         (
+            _simulated_on_nodes("what is unsent leaves after the release"),
             Proof(
                 Line(Part, "give_up", "self._taking.cancel()", "pass"),
                 _FAULTS
@@ -1686,6 +1709,9 @@ _QUORUM: Final = (
         "9 heal after a majority",
         "A node is given the lock again only after a round in which a majority extended.",
         (
+            _simulated_on_nodes("a failed round heals"),
+            _simulated_on_nodes("healed before the majority spoke"),
+            _simulated_on_nodes("healed after the release"),
             Proof(
                 Line(
                     QuorumStore,

@@ -33,6 +33,8 @@ from tests.mutants import Mutant, function_mutant, sha_of
 from tests.quorums import KEY, Nodes, store_of, warm
 from tests.until import until
 
+pytestmark = pytest.mark.deep
+
 TTL_S = 0.8
 """Of a lease that is to be extended several times while a test looks on."""
 
