@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -480,12 +481,11 @@ class LockClient:
         return Session(store, _names.holder_of(label, client_id))
 
     async def _close(self, session: Session | None, caller: asyncio.Task[Any] | None) -> None:
-        try:
+        async with contextlib.AsyncExitStack() as stack:  # Each is closed, whichever of them fails.
+            for server in self._servers:
+                stack.push_async_callback(server.aclose)
             if session is not None:
                 await session.close(caller)
-        finally:
-            for server in self._servers:
-                await server.aclose()
 
     def _forget_parent(self) -> None:
         """In a forked child: nothing inherited is closed or written, for the parent uses it."""

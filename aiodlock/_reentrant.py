@@ -26,8 +26,8 @@ class ReentrantLease(Lease):
 
     @property
     def is_entered(self) -> bool:
-        """Whether an entry is left that nobody has undone."""
-        return bool(self._entries)
+        """Whether an acquisition is one more entry; a lost one hides that from no block."""
+        return bool(self._entries) and (bool(self._blocks) or self.is_held)
 
     def enter_again(self) -> None:
         """One more acquisition.

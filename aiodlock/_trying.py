@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from . import _clock
 from ._errors import LockTimeout, ServerUnreachable
-from ._store._api import Acquisition, Granted, NoAnswer, Refused, Store
+from ._store._api import Acquisition, Granted, NoAnswer, NoMajority, Refused, Store
 from ._waiting import (
     DEFAULT_BACKOFF,
     LAST_TRY_S,
@@ -26,7 +26,7 @@ from ._waiting import (
 
 
 class Tries:
-    """Tries until one is granted; each is undone before the next begins.
+    """Tries until one is granted; the release of each is sent before the next begins.
 
     A try that got a minority keeps the others from a majority, until it is released.
 
@@ -87,14 +87,16 @@ class Tries:
             granted = await self._try()
             if granted is not None:
                 return granted
-            if is_last or self._is_enough():
+            # Without an end, an answer makes the wait go on, however long the silence was.
+            is_at_end = is_last and (self._ends_at < math.inf or self._is_over())
+            if is_at_end or self._is_enough():
                 raise self._gave_up()
+            self._raise_if_closed()
             if self._refused is not None and self._ends_at == math.inf:
                 self._on_refused(self._refused.value)
             await self._undo()
             await self._sleep()
-            if self._is_closed:
-                raise closed_error(self.acquisition.name)
+            self._raise_if_closed()
 
     async def _try(self) -> Granted | None:
         left = self._ends_at - _clock.now()
@@ -108,7 +110,10 @@ class Tries:
             )
         except NoAnswer as error:
             self._trouble = error
-            self._silent_since = self._silent_since or asked_at
+            if isinstance(error, NoMajority) and error.outcome == "undecided":
+                self._silent_since = None  # They answered, each something else.
+            else:
+                self._silent_since = self._silent_since or asked_at
             return None
         self._silent_since = None
         if isinstance(answer, Refused):
@@ -145,6 +150,10 @@ class Tries:
             await rest(self._wake, pause)
         finally:
             self._wake = None
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise closed_error(self.acquisition.name)
 
     def _is_over(self) -> bool:
         now = _clock.now()

@@ -1687,7 +1687,12 @@ _QUORUM: Final = (
         (
             _simulated_on_nodes("only what was granted is released"),
             Proof(
-                Line(QuorumStore, "_hear_acquire", "was_said(reply) or not call.sent_at", "True"),
+                Line(
+                    QuorumStore,
+                    "release",
+                    "if part.may_stand or part.acquisition.asked:",
+                    "if part.may_stand and not part.acquisition.asked:",
+                ),
                 _FAULTS + "test_acquire_whose_replies_are_lost_is_given_back_everywhere",
                 "LockTimeout",
             ),

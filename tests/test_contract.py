@@ -813,7 +813,7 @@ async def several_names_are_got_all_or_none(world: World) -> None:
         for name in ("a", "b", "c"):
             assert await world.value(name) == value_of(leases[name])
         waiting = asyncio.create_task(others.lock("b").acquire(wait_timeout=20))
-        await until(lambda: waiters_of(ours, "b", 1))
+        await until(lambda: waiters(ours, 1, name="b"))
     await (await waiting).release()
     assert await world.left(ignoring_tombstones=True) == []
 
@@ -861,20 +861,15 @@ async def number_of_a_term(locks: LockClient) -> int:
 # What the rules share.
 
 
-async def waiters_of(locks: LockClient, name: str, n: int) -> bool:
-    """Whether so many stand in its queue."""
-    return (await locks.lock(name).inspect()).waiters == n
-
-
-async def waiters(locks: LockClient, n: int) -> bool:
-    """Whether so many wait for "a"; where there is no queue, of the clients in this process."""
-    told = await locks.lock("a").inspect()
+async def waiters(locks: LockClient, n: int, *, name: str = "a") -> bool:
+    """Whether so many wait for it; where there is no queue, of the clients in this process."""
+    told = await locks.lock(name).inspect()
     assert locks._session is not None
     if locks._session.store.has_queue:
         return told.waiters == n
     alike = [client for client in _client._clients if client._prefix == locks._prefix]
     waits = [wait for client in alike if client._session for wait in client._session._waits]
-    return sum(wait.acquisition.name == "a" for wait in waits) == n
+    return sum(wait.acquisition.name == name for wait in waits) == n
 
 
 def hears(locks: LockClient) -> bool:

@@ -34,7 +34,7 @@ from aiodlock._store._round import Tally
 from aiodlock.cli._history import out_of_order, overlaps
 from aiodlock.testing import LockServer
 from tests import crowd, leaks, quorums, topologies, wire
-from tests.mutants import Mutant
+from tests.mutants import Mutant, sha_of
 from tests.proxy import ChaosProxy
 from tests.quorums import FENCE, KEY, Nodes, store_of, warm
 from tests.until import until
@@ -294,7 +294,8 @@ async def test_wait_for_a_busy_lock_on_slow_nodes_is_a_timeout_and_not_an_outage
 
 async def test_waiter_gets_a_lock_that_is_released(nodes: Nodes, locks: LockClient) -> None:
     """By trying again; nobody queues, on no node."""
-    async with nodes.open() as others, await locks.lock("n").acquire(wait_timeout=5):
+    async with nodes.open() as others:
+        held = await locks.lock("n").acquire(wait_timeout=5)
         waiting = asyncio.create_task(others.lock("n").acquire(wait_timeout=20))
         await asyncio.sleep(0.3)
         assert await nodes.values(f"{KEY}:queue") == [None] * 5
@@ -304,6 +305,7 @@ async def test_waiter_gets_a_lock_that_is_released(nodes: Nodes, locks: LockClie
         assert await locks.lock("n").break_lock() is True
         async with await waiting as lease:
             assert lease.is_held
+    assert await held.release() is False
     await nodes.free()
 
 
@@ -824,8 +826,9 @@ async def test_quorum_without_fencing_extends_is_shown_and_is_lost_like_another(
             await lease.extend()
         assert (lost.value.reason, lost.value.fencing_token) == (LostReason.DELETED, None)
         assert await lease.release() is False
-        async with locks.lock("n").acquire(wait_timeout=5):
-            assert await locks.lock("n").break_lock() is True
+        with pytest.raises(LeaseLostError):  # Its client broke it, but it did not know.
+            async with locks.lock("n").acquire(wait_timeout=5):
+                assert await locks.lock("n").break_lock() is True
 
 
 # Odd worlds.
@@ -956,7 +959,22 @@ async def test_close_keeps_the_loop_of_ballots_empty(nodes: Nodes, locks: LockCl
     lost = await locks.lock("n", ttl=0.1, auto_extend=False).acquire(wait_timeout=5)
     assert await lost.wait_lost() is LostReason.EXPIRED
     await lost.release()
+    del held, lost, waiting  # A ballot lives as long as its acquisition.
     await until(lambda: len(store._ballots) == 0)
+
+
+async def test_release_after_one_that_nobody_answered_is_no_loss(nodes: Nodes) -> None:
+    """The first one did it, as the second one finds out."""
+    async with nodes.open(request_timeout=0.3) as locks:
+        await warm(locks)
+        async with locks.lock("n").acquire(wait_timeout=5) as lease:
+            lost = [proxy.drop_replies(1, sha_of("release")) for proxy in nodes.proxies]
+            with pytest.raises(QuorumError):
+                await lease.release()
+            assert all(fault.hits for fault in lost)
+            for proxy in nodes.proxies:
+                proxy.heal(deliver=False)
+    await nodes.free()
 
 
 async def test_client_that_was_closed_can_be_entered_again(nodes: Nodes) -> None:

@@ -195,6 +195,20 @@ async def test_lost_lease_cancels_the_body_once_and_comes_out_of_every_block(
     assert outer.value.reason is LostReason.DELETED
 
 
+async def test_lost_lease_without_a_block_does_not_stand_in_the_way(
+    locks: LockClient, redis: Redis
+) -> None:
+    """A loop that acquires again after a loss gets a new lease."""
+    lock = locks.lock("x", reentrant=True, ttl=0.3)
+    first = await lock.acquire()
+    await redis.delete("aiodlock:{x}")
+    assert await first.wait_lost() is LostReason.DELETED
+    second = await lock.acquire(wait_timeout=5)
+    assert second.fencing_token > first.fencing_token
+    await second.release()
+    await first.release()
+
+
 async def test_lost_lease_entered_again_raises_rather_than_waits(
     again: Lock, locks: LockClient, redis: Redis
 ) -> None:

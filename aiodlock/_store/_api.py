@@ -10,7 +10,7 @@ from .._errors import QuorumError, ServerUnreachable
 from .._names import Keys
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Acquisition:
     """One try to get one name, from its first request to its release.
 

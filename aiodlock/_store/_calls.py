@@ -133,13 +133,15 @@ class Caller:
         problem = probe.result()
         if isinstance(problem, LockError | NoAnswer):
             raise anew(problem, call.name)
+        if isinstance(problem, Exception):
+            raise problem
         self._allowed.add(node)
 
     async def _rights(self, about: Call) -> Exception | None:
         """Why we may not do what locks need, for all who wait for it."""
         try:
             (refusal,) = await self.reply(about, self._request_timeout, insists=not self._asks_once)
-        except (NoAnswer, LockError) as error:
+        except Exception as error:  # Also what a user's credentials raise: not a permission.
             return error
         if refusal:
             self._on_mute(text(refusal))

@@ -212,7 +212,8 @@ class Link:
         if isinstance(reply, Exception) and _is_displaced(reply):
             # New credentials, or a new primary, come with a new connection only.
             request.settle(_lost(reply))
-            return self.drop(reply)
+            # The requests behind it were not answered: what they asked for may have been done.
+            return self.drop(str(reply))
         reply = request.call.checked(reply)
         if isinstance(reply, NoAnswer):
             request.settle(reply)

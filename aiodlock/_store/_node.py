@@ -87,7 +87,7 @@ class Node:
     ) -> asyncio.Future[Any]:
         """Send *call*, and call *then* once; what insists is sent again until it is answered.
 
-        What is returned can be cancelled: then nothing more is sent for it.
+        What is returned can be cancelled, unless it insists: then nothing more is sent for it.
         """
         self._number += 1
         number, now = self._number, self._loop.time()
@@ -114,7 +114,7 @@ class Node:
     async def _reply(self, call: Call, within: float, *, insists: bool) -> object:
         try:
             return await self._caller.reply(call, within, insists=insists)
-        except (LockError, NoAnswer) as error:
+        except Exception as error:  # Also what a user's credentials raise: `_hear` names it.
             return error
 
     def _hear(

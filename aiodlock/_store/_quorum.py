@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -69,8 +70,9 @@ class QuorumStore:
             Node(label, router, self._background, channel=channel, request_timeout=request_timeout)
             for label, router in nodes.items()
         ]
-        # By owner token. Bound: as many as acquire or hold.
-        self._ballots: dict[str, Ballot] = {}
+        # By acquisition, not by owner token: whoever breaks a lock of ours is not its holder. Each
+        # lives as long as its acquisition, for a second release is to know of the first.
+        self._ballots: weakref.WeakKeyDictionary[Acquisition, Ballot] = weakref.WeakKeyDictionary()
         self._is_new = True
         self._twin = ""  # Says which node is another one by another address.
 
@@ -78,7 +80,7 @@ class QuorumStore:
         self, acquisition: Acquisition, *, ttl_ms: int, alive_ms: int, within: float
     ) -> Granted | Refused:
         """One try. Whoever is not granted the lock is to release what stands on a minority."""
-        ballot = self._ballots[acquisition.token] = Ballot(acquisition, len(self._nodes))
+        ballot = self._ballots[acquisition] = Ballot(acquisition, len(self._nodes))
         sent_at = _clock.now()
         # Once, for all to be heard: two addresses may turn out to be one server.
         first: Round[Granted | Refused] = Round(len(self._nodes), within, wants_all=self._is_new)
@@ -90,7 +92,8 @@ class QuorumStore:
                 first.fail(index, node.spared)
         outcome = await first.settled()
         sent = sum(part.acquisition.was_sent for part in ballot.parts)
-        acquisition.was_sent = sent >= first.tally.majority  # Else there was no try.
+        # Fewer could not have granted it: a single try gives up at once, then.
+        acquisition.was_sent = sent >= first.tally.majority
         self._is_new = False
         if self._twin:
             raise RuntimeError(f"{self._twin}; give LockClient.quorum() each server once")
@@ -105,7 +108,9 @@ class QuorumStore:
         ballot.fencing_token = max(grant.fencing_token or 0 for grant in grants)
         until = min(sent_at + within, deadline)
         confirmed = await self._confirm(ballot, ttl_ms, until - _clock.now())
-        if isinstance(confirmed, NotOurs) or deadline <= _clock.now():
+        if isinstance(confirmed, NotOurs):
+            raise NoAnswer("it was granted, and gone again before its second round")
+        if deadline <= _clock.now():
             raise NoAnswer("it was granted, but its second round came after its deadline")
         value = _names.value_of(acquisition.token, ballot.fencing_token)
         return Granted(value, ballot.fencing_token, confirmed, already=False)
@@ -118,7 +123,7 @@ class QuorumStore:
         They count from the next round only. A round without a majority heals nothing: another may
         have held the lock meanwhile.
         """
-        ballot = self._ballots[acquisition.token]
+        ballot = self._ballots[acquisition]
         if self._twin:
             raise NoAnswer(self._twin)
         answer = await self._confirm(ballot, ttl_ms, within, heals=True)
@@ -133,7 +138,7 @@ class QuorumStore:
 
         Each has the time of a request, also where the caller has less.
         """
-        ballot = self._ballots.get(acquisition.token)
+        ballot = self._ballots.get(acquisition)
         if ballot is None:
             ballot = Ballot.of_another(acquisition, len(self._nodes))
         was_over, ballot.is_over = ballot.is_over, True
@@ -141,7 +146,8 @@ class QuorumStore:
         round_: Round[Released] = Round(len(self._nodes), within)
         for index, part in enumerate(ballot.parts):
             part.give_up()
-            if part.may_stand:
+            # Where it does not, a late copy may still come, and needs a tombstone.
+            if part.may_stand or part.acquisition.asked:
                 call = kind(part.acquisition, self._us, may_repeat=False, notice=_ignore)
                 then = partial(self._hear_release, ballot, index, call, round_)
                 self._nodes[index].ask(call, self._request_timeout, then, insists=True)
@@ -199,7 +205,7 @@ class QuorumStore:
         """Nobody hands anything over here."""
 
     def forget(self, token: str) -> None:
-        self._ballots.pop(token, None)
+        """What is known of an acquisition goes with it."""
 
     async def aclose(self) -> None:
         await asyncio.gather(*(node.aclose() for node in self._nodes))

@@ -81,7 +81,8 @@ class Round(Generic[_T]):
         self._wants_all = wants_all
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
-        self._end = self._loop.call_later(within, self._on_time)
+        self._ends_at = self._began_at + within  # Kept by us: uvloop's timers do not always tell.
+        self._end = self._loop.call_at(self._ends_at, self._on_time)
         self._has_grace = True
         self._is_short = False  # Whether the rest has been given its time.
         self._settled: asyncio.Future[None] = self._loop.create_future()
@@ -128,14 +129,15 @@ class Round(Generic[_T]):
             self._is_short = True
             self._end.cancel()
             now = self._loop.time()
-            end = min(self._end.when(), 2 * now - self._began_at + _GRACE_S)
-            self._end = self._loop.call_at(end, self._on_time)
+            self._ends_at = min(self._ends_at, 2 * now - self._began_at + _GRACE_S)
+            self._end = self._loop.call_at(self._ends_at, self._on_time)
 
     def _on_time(self) -> None:
         now = self._loop.time()
-        if self._has_grace and now - self._end.when() > _STALL_S:
+        if self._has_grace and now - self._ends_at > _STALL_S:
             self._has_grace = False  # Once: a loop that is always late must time out as well.
-            self._end = self._loop.call_at(now + _STALL_S, self._on_time)
+            self._ends_at = now + _STALL_S
+            self._end = self._loop.call_at(self._ends_at, self._on_time)
         else:
             self._settle()
 

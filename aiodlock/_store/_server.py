@@ -89,7 +89,7 @@ def checked_nodes(nodes: object) -> list[Server]:
     if isinstance(nodes, str | bytes | Redis | RedisCluster) or not isinstance(nodes, Sequence):
         raise TypeError(f"{allowed}, in a list; got a {type(nodes).__qualname__}")
     if len(nodes) < 3:
-        raise ValueError(f"{allowed}: of {len(nodes)}, one may be needed for a majority of all")
+        raise ValueError(f"{allowed}; got {len(nodes)}, which bear the loss of none")
     if any(isinstance(node, RedisCluster) for node in nodes):
         raise ValueError(
             f"{allowed}; got a RedisCluster, whose nodes are one server to a quorum: its replicas "

@@ -30,7 +30,7 @@ async def _heal_always(
     store: QuorumStore, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
 ) -> float | NotOurs:
     """Who lost it is given it again, whatever the others say."""
-    ballot = store._ballots[acquisition.token]
+    ballot = store._ballots[acquisition]
     try:
         return await store._confirm(ballot, ttl_ms, within)
     finally:
@@ -42,7 +42,7 @@ async def _heal_at_once(
     store: QuorumStore, acquisition: Acquisition, value: str, *, ttl_ms: int, within: float
 ) -> float | NotOurs:
     """Who says that it is not ours is given it again, before the others have spoken."""
-    ballot = store._ballots[acquisition.token]
+    ballot = store._ballots[acquisition]
 
     def hear(*heard: Any) -> None:
         QuorumStore._hear_confirm(store, *heard)
@@ -68,7 +68,7 @@ async def _acquire_with_stragglers(
         answer = error
     if isinstance(answer, Granted):
         return answer
-    ballot = store._ballots[acquisition.token]
+    ballot = store._ballots[acquisition]
     with suppress(NoAnswer):
         await store.release(acquisition, within=options["within"])
     late: list[Granted] = vars(ballot).get("late", [])
@@ -184,10 +184,10 @@ _OF_CODE: Final = (
     ),
     changed(
         "only what was granted is released",
-        Part,
-        "give_up",
-        "if self.is_unsent:",
-        "if self.is_taking:",
+        QuorumStore,
+        "release",
+        "if part.may_stand or part.acquisition.asked:",
+        "if part.may_stand and not part.acquisition.asked:",
     ),
     changed(
         "a try is not undone",
