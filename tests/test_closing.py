@@ -159,6 +159,8 @@ async def test_newcomer_while_the_client_closes_is_refused(make_client: MakeClie
     with pytest.raises(RuntimeError, match="being closed"):
         await locks.__aenter__()
     await closing
+    with pytest.raises(LeaseLostError):
+        await holder.task
 
 
 async def test_client_whose_body_must_not_be_cancelled_waits_for_it(

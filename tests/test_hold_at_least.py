@@ -228,7 +228,7 @@ async def test_closing_client_keeps_the_name(
     task = asyncio.create_task(work() if has_body else asyncio.sleep(0))
     await asyncio.sleep(0)
     await locks.aclose()
-    await asyncio.wait([task])
+    await asyncio.gather(task, return_exceptions=True)
     await assert_kept(redis, lease)
 
 
