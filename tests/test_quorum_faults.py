@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -632,6 +633,7 @@ async def asked_of_a_dead_node(nodes: Nodes, cycles: int) -> tuple[int, int, int
                 pass
             most_asked = max(most_asked, len(node._asked))
             most_tasks = max(most_tasks, len(asyncio.all_tasks()))
+        gc.collect()  # What the tracebacks of errors keep alive.
         assert len(store_of(locks)._ballots) == 0
         acquires = log.hits
         nodes.proxies[4].heal(deliver=False)
