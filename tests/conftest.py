@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeAlias
 
 import pytest
@@ -11,8 +11,9 @@ from redis.asyncio import Redis
 
 from aiodlock import LockClient
 from aiodlock.testing import LockServer
-from tests import leaks, steps
+from tests import leaks, quorums, steps
 from tests.proxy import ChaosProxy
+from tests.quorums import Nodes
 
 MakeClient: TypeAlias = Callable[..., LockClient]
 
@@ -83,3 +84,17 @@ async def locks(make_client: MakeClient) -> AsyncIterator[LockClient]:
     """One client on the server, entered."""
     async with make_client() as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LockServer]]:
+    """Five that know nothing of each other, started once."""
+    with quorums.servers(5) as made:
+        yield made
+
+
+@pytest.fixture
+async def nodes(servers: list[LockServer]) -> AsyncIterator[Nodes]:
+    """The same, well and empty, with a proxy before each."""
+    async with quorums.nodes_of(servers) as made:
+        yield made

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, TypeAlias
 
@@ -1012,20 +1012,6 @@ async def test_native_cancel_in_the_clean_up_of_a_cancelled_scope_is_not_swallow
 
 
 # Over a quorum: nothing is left on any node.
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[LockServer]]:
-    """Five that know nothing of each other."""
-    with quorums.servers(5) as made:
-        yield made
-
-
-@pytest.fixture
-async def nodes(servers: list[LockServer]) -> AsyncIterator[Nodes]:
-    """The same, well and empty, with a proxy before each."""
-    async with quorums.nodes_of(servers) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,20 +46,6 @@ ADDRESSES = [f"redis://node{number}:6379" for number in range(5)]
 
 SOON_S = 1.0
 """Far less than `request_timeout`, which is 2 s."""
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[LockServer]]:
-    """Five, started once."""
-    with quorums.servers(5) as made:
-        yield made
-
-
-@pytest.fixture
-async def nodes(servers: list[LockServer]) -> AsyncIterator[Nodes]:
-    """The same, well and empty, with a proxy before each."""
-    async with quorums.nodes_of(servers) as made:
-        yield made
 
 
 @pytest.fixture

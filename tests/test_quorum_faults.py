@@ -27,8 +27,7 @@ from aiodlock import (
 from aiodlock._store._ballot import Part
 from aiodlock._store._node import Node
 from aiodlock._store._quorum import QuorumStore
-from aiodlock.testing import LockServer
-from tests import quorums, topologies, wire
+from tests import topologies, wire
 from tests.holders import holding
 from tests.mutants import Mutant, function_mutant, sha_of
 from tests.quorums import KEY, Nodes, store_of, warm
@@ -49,20 +48,6 @@ SOON_S = 1.0
 """Far less than `request_timeout`, which is 2 s."""
 
 Strike: TypeAlias = Callable[[Nodes, int], AbstractAsyncContextManager[None]]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[LockServer]]:
-    """Five, started once."""
-    with quorums.servers(5) as made:
-        yield made
-
-
-@pytest.fixture
-async def nodes(servers: list[LockServer]) -> AsyncIterator[Nodes]:
-    """The same, well and empty, with a proxy before each."""
-    async with quorums.nodes_of(servers) as made:
-        yield made
 
 
 @pytest.fixture

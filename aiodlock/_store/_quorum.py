@@ -26,7 +26,7 @@ from ._api import (
 )
 from ._ballot import Ballot
 from ._node import Node, was_said
-from ._requests import INSPECT, Acquire, Confirm, Release, Us, retiring
+from ._requests import INSPECT, NOT_A_LOCK, Acquire, Confirm, Release, Us, releasing
 from ._round import Round
 from ._router import Router
 from ._wire import SimpleCall, anew, maybe_text
@@ -36,8 +36,6 @@ _Answer: TypeAlias = "list[Any] | LockError | NoAnswer"
 
 # Between two rounds of an inspection.
 _PAUSE_S: Final = 0.05
-
-_NOT_A_LOCK: Final = "(a key that is not a lock)"
 
 
 class QuorumStore:
@@ -142,7 +140,7 @@ class QuorumStore:
         if ballot is None:
             ballot = Ballot.of_another(acquisition, len(self._nodes))
         was_over, ballot.is_over = ballot.is_over, True
-        kind = Release if keep_until is None else retiring(keep_until)
+        kind = releasing(keep_until)
         round_: Round[Released] = Round(len(self._nodes), within)
         for index, part in enumerate(ballot.parts):
             part.give_up()
@@ -197,7 +195,7 @@ class QuorumStore:
             if held + unknown >= round_.tally.majority:
                 raise self._undecided(round_, _said_of_inspect)
             owner = None
-        if owner == _NOT_A_LOCK:
+        if owner == NOT_A_LOCK:
             raise NameTakenError(f"a key of {name!r} holds something that is not a lock", name=name)
         return self._standing(owner, [vote for vote in votes if vote.trouble is None], votes)
 
@@ -308,7 +306,7 @@ class QuorumStore:
         reply: _Answer,
     ) -> None:
         if isinstance(reply, NameTakenError):
-            reply = [0, _NOT_A_LOCK]
+            reply = [0, NOT_A_LOCK]
         if not isinstance(reply, list):
             round_.fail(index, reply)
         elif reply[0] == 1:
@@ -340,7 +338,7 @@ class QuorumStore:
         reply: _Answer,
     ) -> None:
         if isinstance(reply, NameTakenError):
-            reply = [0, _NOT_A_LOCK]
+            reply = [0, NOT_A_LOCK]
         if not isinstance(reply, list):
             round_.fail(index, reply)
             return
@@ -382,7 +380,7 @@ _SILENT: Final = object()
 
 def _hear_inspect(index: int, round_: Round[list[Any]], reply: _Answer) -> None:
     if isinstance(reply, NameTakenError):
-        reply = [_NOT_A_LOCK, -1, 0]
+        reply = [NOT_A_LOCK, -1, 0]
     if isinstance(reply, list):
         round_.vote(index, reply, is_yes=True)
     else:

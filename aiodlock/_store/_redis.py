@@ -23,7 +23,7 @@ from ._api import (
 from ._calls import Caller
 from ._extensions import Extensions
 from ._inbox import Inbox
-from ._requests import INSPECT, Acquire, Release, Us, retiring
+from ._requests import INSPECT, NOT_A_LOCK, Acquire, Us, releasing
 from ._router import Router
 from ._wire import SimpleCall, maybe_text
 
@@ -31,8 +31,6 @@ _log = logging.getLogger("aiodlock")
 
 # Of so many the copies are remembered that may still come: a minute of an outage.
 _GIVEN_UP_MAX: Final = 1000
-
-_NOT_A_LOCK: Final = "(a key that is not a lock)"
 
 
 class RedisStore:
@@ -109,7 +107,7 @@ class RedisStore:
         try:
             is_ours, answer = await self._extensions.ask(acquisition, value, ttl_ms, within)
         except NameTakenError:
-            return NotOurs(_NOT_A_LOCK)
+            return NotOurs(NOT_A_LOCK)
         if is_ours:
             return _clock.deadline(sent_at, answer)
         standing = maybe_text(answer)
@@ -119,12 +117,12 @@ class RedisStore:
     async def release(
         self, acquisition: Acquisition, *, within: float, keep_until: float | None = None
     ) -> Released:
-        kind = Release if keep_until is None else retiring(keep_until)
+        kind = releasing(keep_until)
         call = kind(acquisition, self._us, may_repeat=True, notice=self._notice_released)
         try:
             reply = await self._caller.reply(call, within, insists=True)
         except NameTakenError:
-            return Released(False, _NOT_A_LOCK, acquisition.releases > 1)
+            return Released(False, NOT_A_LOCK, acquisition.releases > 1)
         except NoAnswer:
             self._remember(acquisition)
             raise

@@ -18,6 +18,9 @@ DISCARD: Final = Script("discard", items=2)
 INSPECT: Final = Script("inspect", items=3)
 CONFIRM: Final = Script("confirm", items=2)
 
+# In place of what stands in a key that holds something else.
+NOT_A_LOCK: Final = "(a key that is not a lock)"
+
 # Of an acquire, and of a release: how many keys, four keys, four arguments.
 _PARTS: Final = 1 + 4 + 4
 # By the first of them.
@@ -170,9 +173,9 @@ class Retire(Release):
         return self
 
 
-def retiring(keep_until: float) -> Callable[..., Release]:
-    """What makes the release of a name that is to stay taken until then."""
-    if keep_until <= _clock.now():
+def releasing(keep_until: float | None) -> Callable[..., Release]:
+    """What makes the release of a name, which is to stay taken until then, if that is to come."""
+    if keep_until is None or keep_until <= _clock.now():
         return Release
     return functools.partial(Retire, keep_until=keep_until)
 
