@@ -22,6 +22,9 @@ from ._errors import (
 )
 from ._lease import Lease
 from ._lock import Lock, LockInfo, Vote
+from ._readers import Reader, Writer
+from ._semaphore import Semaphore
+from ._shared import Holder, SharedInfo
 from ._waiting import Backoff
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "AllLocks",
     "Backoff",
     "Election",
+    "Holder",
     "Leader",
     "Lease",
     "LeaseLostError",
@@ -41,9 +45,13 @@ __all__ = [
     "NameTakenError",
     "NotAllowedError",
     "QuorumError",
+    "Reader",
+    "Semaphore",
     "ServerUnreachable",
+    "SharedInfo",
     "Term",
     "Vote",
+    "Writer",
 ]
 
 logging.getLogger("aiodlock").addHandler(logging.NullHandler())

@@ -29,8 +29,11 @@ from ._lock import (
     checked_reentrant,
     checked_wait,
 )
+from ._readers import Reader, Writer
 from ._running import may_await, running_loop, running_task
+from ._semaphore import Semaphore, checked_permits
 from ._session import BODIES_S, Session
+from ._shared import SharedOptions
 from ._store._api import Store
 from ._template import Template
 from ._waiting import Backoff
@@ -314,6 +317,49 @@ class LockClient:
         )
         return Election(lock)
 
+    def reader(self, name: str, **options: Unpack[SharedOptions]) -> Reader:
+        """A lock on *name* that readers share, and that keeps writers out. No server calls.
+
+        Args:
+            name: As for `lock`, but of another kind: one name is only ever locked in one way.
+            options: As those of `lock`.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed.
+        """
+        return Reader(self._like(name, options), "r")
+
+    def writer(self, name: str, **options: Unpack[SharedOptions]) -> Writer:
+        """A lock on *name* that keeps readers and other writers out. No server calls.
+
+        Args:
+            name: As for `reader`.
+            options: As those of `lock`.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed.
+        """
+        return Writer(self._like(name, options), "w")
+
+    def semaphore(self, name: str, *, permits: int, **options: Unpack[SharedOptions]) -> Semaphore:
+        """A lock on *name* that at most *permits* hold at once. No server calls.
+
+        Args:
+            name: As for `lock`, but of another kind: one name is only ever locked in one way.
+            permits: From 1 to 1,000,000,000; the cost of acquiring grows with those in use.
+            options: As those of `lock`.
+
+        Raises:
+            TypeError, ValueError: An argument is not what is allowed; or the client is a quorum.
+        """
+        permits = checked_permits(permits)
+        if len(self._servers) > 1:
+            raise ValueError(
+                "a semaphore is unsound over a quorum: each holder needs a majority of the nodes "
+                "only, so that more than `permits` of them can have one; use one server"
+            )
+        return Semaphore(self._like(name, options), permits)
+
     def locked(
         self, template: str, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[_P, Awaitable[_T]]], Callable[_P, Coroutine[Any, Any, _T]]]:
@@ -398,6 +444,12 @@ class LockClient:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "new" if self._session is None else "open"
         return f"<LockClient {state} prefix={self._prefix!r}>"
+
+    def _like(self, name: str, options: SharedOptions) -> Lock:
+        unknown = options.keys() - SharedOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"this kind of lock has no option {min(unknown)!r}")
+        return self.lock(name, **options)
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop | None:

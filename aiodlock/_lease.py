@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
-from . import _clock
+from . import _clock, _names
 from ._body import Body
 from ._cleanup import Background
 from ._errors import LeaseLostError, LockError, LostReason
@@ -217,6 +217,36 @@ class Lease:
                 self.check()
                 return self.deadline - started
 
+    async def downgrade(self) -> None:
+        """Go on as a reader: those who wait next, and only read, enter at once.
+
+        For the lease of a writer. One script call; repeated, within `request_timeout`, while there
+        is no answer (over a quorum: one to every node, once). The fencing token stays.
+
+        Raises:
+            LeaseLostError: It expired, or was taken.
+            ServerUnreachable: No answer in time; it reads or writes, so only read.
+            NotAllowedError: The server forbids it.
+            RuntimeError: It is no writer's, was released, or belongs to another event loop.
+
+        Cancellation: it reads or writes, so only read.
+        """
+        if _names.access_of(self.owner_token) != "writing":
+            raise RuntimeError(f"only a writer can downgrade; this is a lease of {self.name!r}")
+        self._check_loop()
+        self.check()
+        try:
+            is_ours = await self._store.downgrade(
+                self._acquisition, within=self._terms.request_timeout
+            )
+        except NoAnswer as error:
+            raise error.unreachable(
+                f"the downgrade of {self.name!r} was not answered", name=self.name
+            ) from error.origin
+        if not is_ours:
+            self._lose(self._validity.find_taken(None))
+        self.check()
+
     async def release(self) -> bool:
         """Give the lease up: to the first waiter, or to nobody.
 
@@ -322,6 +352,11 @@ class Lease:
             )
 
     # From here on not for users: what `_session` and `_watchdog` do with it.
+
+    @property
+    def lock_key(self) -> str:
+        """What tells its name from others, of other prefixes too."""
+        return self._acquisition.keys.lock
 
     @property
     def terms(self) -> Terms:

@@ -76,11 +76,16 @@ class LockInfo(_Info):
         return super().__repr__() + votes
 
 
+_Described = TypeVar("_Described", bound=LockInfo)
+
+
 class Lock:
     """A name with options; shared by as many tasks as you like. Made by `LockClient.lock`.
 
     Each entry of `async with lock` is an acquisition of its own.
     """
+
+    _tail = ""  # Of its owner tokens: what they ask for, where several may hold.
 
     def __init__(
         self,
@@ -162,18 +167,7 @@ class Lock:
         Cancellation: changes nothing.
         """
         standing = await self._inspect()
-        info = LockInfo(
-            held=standing.value is not None,
-            holder=_holder(standing.value),
-            ttl_left=_ttl_left(standing.ttl_left_ms),
-            fencing_token=standing.fencing_token,
-            waiters=standing.waiters,
-        )
-        info.votes = tuple(
-            Vote(vote.node, _holder(vote.value), _ttl_left(vote.ttl_left_ms), vote.trouble)
-            for vote in standing.votes
-        )
-        return info
+        return described(LockInfo, standing)
 
     async def break_lock(self, *, fencing_token: int | None = None) -> bool:
         """Take the lock from its holder, for the next waiter: for operators.
@@ -193,21 +187,13 @@ class Lock:
 
         Cancellation: it may be broken or not.
         """
-        if fencing_token is not None and type(fencing_token) is not int:
-            raise TypeError(f"fencing_token must be an int or None; got {fencing_token!r}")
+        self._check_fencing_token(fencing_token)
         standing = await self._inspect()
         if standing.value is None:
             return False
         if fencing_token is not None and standing.fencing_token != fencing_token:
             return False
-        value = _names.read_value(standing.value)
-        token = value.owner_token if value else standing.value
-        grant = Acquisition(self._name, self._keys, token)
-        store = self._bound().store
-        within = self._terms.request_timeout
-        released = await self._answered(store.release(grant, within=within))
-        # It stood a moment ago, and an earlier copy of this release was not answered.
-        return released.removed or released.repeated
+        return await self._break(standing.value)
 
     async def __aenter__(self) -> Lease:
         lease = await (await self._acquire(self._wait_timeout)).__aenter__()
@@ -224,17 +210,37 @@ class Lock:
         await lease.__aexit__(exc_type, error, traceback)
 
     def __repr__(self) -> str:
-        return f"<Lock {self._name!r} ttl={self.ttl:g}>"
+        return f"<{type(self).__name__} {self._name!r} ttl={self.ttl:g}>"
 
     async def _acquire(self, wait_timeout: float | None) -> Lease:
         return await self._bound().acquire(
-            self._name, self._keys, self._terms, wait_timeout=wait_timeout, retry=self._retry
+            self._name,
+            self._keys,
+            self._terms,
+            wait_timeout=wait_timeout,
+            retry=self._retry,
+            tail=self._tail,
         )
+
+    def _check_fencing_token(self, fencing_token: object) -> None:
+        if fencing_token is not None and type(fencing_token) is not int:
+            raise TypeError(f"fencing_token must be an int or None; got {fencing_token!r}")
+
+    async def _break(self, standing: str) -> bool:
+        value = _names.read_value(standing)
+        token = value.owner_token if value else standing
+        grant = Acquisition(self._name, self._keys, token, is_shared=bool(self._tail))
+        store = self._bound().store
+        within = self._terms.request_timeout
+        released = await self._answered(store.release(grant, within=within))
+        # It stood a moment ago, and an earlier copy of this release was not answered.
+        return released.removed or released.repeated
 
     async def _inspect(self) -> Standing:
         store = self._bound().store
         within = self._terms.request_timeout
-        return await self._answered(store.inspect(self._name, self._keys, within=within))
+        standing = store.inspect(self._name, self._keys, within=within, is_shared=bool(self._tail))
+        return await self._answered(standing)
 
     async def _answered(self, call: Awaitable[_T]) -> _T:
         try:
@@ -298,6 +304,22 @@ def newest_entry(
         f"the lock {what!r} was entered {len(entries)} times by other tasks: "
         f"which one to leave is unclear; use `{instead}`"
     )
+
+
+def described(new: type[_Described], standing: Standing) -> _Described:
+    """What the store found, for people."""
+    info = new(
+        held=standing.value is not None,
+        holder=_holder(standing.value),
+        ttl_left=_ttl_left(standing.ttl_left_ms),
+        fencing_token=standing.fencing_token,
+        waiters=standing.waiters,
+    )
+    info.votes = tuple(
+        Vote(vote.node, _holder(vote.value), _ttl_left(vote.ttl_left_ms), vote.trouble)
+        for vote in standing.votes
+    )
+    return info
 
 
 def _holder(value: str | None) -> str | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 _NAME_BYTES_MAX: Final = 512
 _PREFIX_BYTES_MAX: Final = 128
 _LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_VALUE: Final = re.compile(r"([A-Za-z0-9._-]{1,64}:[0-9a-f]{32}):([0-9]{1,20})/([0-9]{1,20})")
+_VALUE: Final = re.compile(
+    r"([A-Za-z0-9._-]{1,64}:[0-9a-f]{32}):([0-9]{1,20}(?:[rw]|s[0-9]{1,10})?)/([0-9]{1,20})"
+)
+
+Access = Literal["reading", "writing", "permit"]
+_ACCESS: Final[dict[str, Access]] = {"r": "reading", "w": "writing", "s": "permit"}
 
 # Braces would move the hash tag, so that a name's keys fell into several slots of a cluster.
 _ESCAPES: Final = str.maketrans({"{": "%7B", "}": "%7D", "%": "%25"})
@@ -27,6 +32,11 @@ class Keys(NamedTuple):
     @classmethod
     def of_lock_key(cls, lock: str) -> Keys:
         return cls(lock, f"{lock}:fence", f"{lock}:queue", f"{lock}:alive")
+
+    @property
+    def grants(self) -> str:
+        """One more, where several may hold: which fencing token each of them has."""
+        return f"{self.lock}:grants"
 
 
 def keys(prefix: str, name: str) -> Keys:
@@ -86,6 +96,19 @@ def retired(owner_token: str) -> str:
     Nobody's: no request of that acquisition, however late, finds its token there.
     """
     return f"{owner_token.rpartition(':')[0]}:0"
+
+
+def access_of(owner_token: str) -> Access | None:
+    """What it asks for, where several may hold: its tail says so. None: a plain lock."""
+    for letter in owner_token.rpartition(":")[2].strip("0123456789"):
+        return _ACCESS.get(letter)
+    return None
+
+
+def limit_of(owner_token: str) -> float:
+    """How many holders it bears, itself included; readers: of themselves one, beside a writer."""
+    permits = owner_token.rpartition("s")[2]
+    return int(permits) if access_of(owner_token) == "permit" else 1
 
 
 def value_of(owner_token: str, fencing_token: int) -> str:

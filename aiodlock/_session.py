@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final, cast
 
 from . import _names
@@ -13,6 +14,7 @@ from ._lease import Lease, Terms
 from ._names import Keys
 from ._reentrant import ReentrantLease, Reentries
 from ._running import running_loop, running_task
+from ._self_wait import check_leaves_room
 from ._store._api import Acquisition, Granted, QueueStore, Store
 from ._trying import Tries
 from ._waiting import Backoff, Wait, closed_error
@@ -47,6 +49,7 @@ class Session:
         *,
         wait_timeout: float | None,
         retry: Backoff | None,
+        tail: str = "",
     ) -> Lease:
         """A new acquisition, from its first poll to its lease; nothing is left where it fails.
 
@@ -54,7 +57,7 @@ class Session:
         """
         if terms.reentrant and (again := self._reentries.enter_again(name)) is not None:
             return again
-        wait = self._wait(name, keys, terms, wait_timeout, retry)
+        wait = self._wait(name, keys, terms, wait_timeout, retry, tail)
         self._waits.add(wait)
         try:
             granted = await wait.run()
@@ -76,11 +79,16 @@ class Session:
         terms: Terms,
         wait_timeout: float | None,
         retry: Backoff | None,
+        tail: str,
     ) -> Wait | Tries:
         def new_acquisition() -> Acquisition:
             self._acquired += 1
-            return Acquisition(name, keys, _names.owner_token(self._holder, self._acquired))
+            token = _names.owner_token(self._holder, self._acquired)
+            if tail:  # Several may hold: it says what it asks for.
+                return Acquisition(name, keys, token + tail, is_shared=True)
+            return Acquisition(name, keys, token)
 
+        on_refused = self._refusal(tail, is_endless=wait_timeout is None)
         if not self.store.has_queue:
             return Tries(
                 self.store,
@@ -89,7 +97,7 @@ class Session:
                 wait_timeout=wait_timeout,
                 request_timeout=terms.request_timeout,
                 retry=retry,
-                on_refused=self._refuse_self_wait,
+                on_refused=on_refused,
             )
         return Wait(
             cast(QueueStore, self.store),
@@ -98,10 +106,19 @@ class Session:
             wait_timeout=wait_timeout,
             request_timeout=terms.request_timeout,
             retry=retry,
-            on_refused=self._refuse_self_wait,
+            on_refused=on_refused,
             # A message leaves the lease short; where nothing extends it, a poll must do it.
             trusts_messages=terms.auto_extend,
         )
+
+    def _refusal(self, tail: str, *, is_endless: bool) -> Callable[[Acquisition, str], None]:
+        """What is done when it has to wait: it may be for its own task."""
+        if tail:
+            return self._refuse_wait_for_own_share
+        return self._refuse_wait_for_own_lock if is_endless else _go_on
+
+    def _refuse_wait_for_own_share(self, acquisition: Acquisition, standing: str) -> None:
+        check_leaves_room(acquisition, self._watchdogs.leases(), running_task())
 
     async def _failed(self, wait: Wait | Tries, terms: Terms, error: BaseException) -> None:
         """Release what may stand: in the background, or waited for by a cancelled caller."""
@@ -124,7 +141,7 @@ class Session:
             self._reentries.add(lease)
         return lease
 
-    def _refuse_self_wait(self, standing: str) -> None:
+    def _refuse_wait_for_own_lock(self, acquisition: Acquisition, standing: str) -> None:
         """Raise if *standing* is of a lease that ends only when the current task goes on."""
         value = _names.read_value(standing) if standing.startswith(self._holder) else None
         lease = self._watchdogs.lease(value.owner_token) if value else None
@@ -188,3 +205,7 @@ class Session:
         """In a forked child, or after its loop: everything here is another's, or gone."""
         for lease in self._watchdogs.leases():
             lease._disown()
+
+
+def _go_on(acquisition: Acquisition, standing: str) -> None:
+    """Who gives up in time may wait for itself."""

@@ -31,7 +31,7 @@ class Tries:
     A try that got a minority keeps the others from a majority, until it is released.
 
     Args:
-        on_refused: Told what stands in the key where a wait without an end goes on; it may raise.
+        on_refused: Told what stands in the key where waiting goes on; it may raise.
     """
 
     _is_closed = False
@@ -51,7 +51,7 @@ class Tries:
         wait_timeout: float | None,
         request_timeout: float,
         retry: Backoff | None,
-        on_refused: Callable[[str], None],
+        on_refused: Callable[[Acquisition, str], None],
     ) -> None:
         self.acquisition = new_acquisition()
         self.may_stand = False
@@ -92,8 +92,8 @@ class Tries:
             if is_at_end or self._is_enough():
                 raise self._gave_up()
             self._raise_if_closed()
-            if self._refused is not None and self._ends_at == math.inf:
-                self._on_refused(self._refused.value)
+            if self._refused is not None and not self._is_one_try:
+                self._on_refused(self.acquisition, self._refused.value)
             await self._undo()
             await self._sleep()
             self._raise_if_closed()

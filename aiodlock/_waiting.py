@@ -84,7 +84,7 @@ class Wait:
     """One acquisition, from its first poll until it is granted or given up.
 
     Args:
-        on_refused: Told what stands in the key when a wait without an end begins; it may raise.
+        on_refused: Told what stands in the key when it begins to wait; it may raise.
     """
 
     # What most acquisitions never change stands here, and costs them nothing.
@@ -109,7 +109,7 @@ class Wait:
         wait_timeout: float | None,
         request_timeout: float,
         retry: Backoff | None,
-        on_refused: Callable[[str], None],
+        on_refused: Callable[[Acquisition, str], None],
         trusts_messages: bool,
     ) -> None:
         self._store = store
@@ -229,8 +229,8 @@ class Wait:
             if answer.already and by_timer and self._handed is None and self._retry is None:
                 self._store.doubt_inbox()
             return answer
-        if self._refused is None and self._ends_at == math.inf:
-            self._on_refused(answer.value)
+        if self._refused is None:
+            self._on_refused(self.acquisition, answer.value)
         if self._refused is None and self._retry is None:
             self._store.listen(self.acquisition.token)
         self._failures = 0

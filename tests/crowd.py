@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -23,12 +24,13 @@ from typing import NamedTuple, Self
 
 from redis.asyncio import Redis
 
-from aiodlock import LeaseLostError, LockClient
+from aiodlock import LeaseLostError, Lock, LockClient
 from aiodlock.cli._history import Interval
 
 NAME = "crowd"
 KEY = "aiodlock:{crowd}"
 READY_WITHIN_S = 30.0
+PERMITS = 3
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,33 @@ Section = Callable[[], AbstractAsyncContextManager[Grant]]
 NEVER_NS = 1 << 62
 
 
+def one(locks: LockClient, order: Order) -> Lock:
+    """A plain lock."""
+    return locks.lock(NAME, ttl=order.ttl)
+
+
+def reader_or_writer(locks: LockClient, order: Order) -> Lock:
+    """The first process writes, the others read."""
+    return (locks.reader if order.number else locks.writer)(NAME, ttl=order.ttl)
+
+
+def permits_of(number: int) -> int:
+    """The first process is of another deployment, which has one less."""
+    return PERMITS if number else PERMITS - 1
+
+
+def semaphore(locks: LockClient, order: Order) -> Lock:
+    """With `permits_of` it."""
+    return locks.semaphore(NAME, permits=permits_of(order.number), ttl=order.ttl)
+
+
 @contextlib.asynccontextmanager
-async def aiodlocks(order: Order) -> AsyncIterator[Section]:
+async def aiodlocks(
+    order: Order, make: Callable[[LockClient, Order], Lock] = one
+) -> AsyncIterator[Section]:
     """The library, as users are told to use it."""
     async with LockClient.from_url(order.url, label=f"worker-{order.number}") as locks:
-        lock = locks.lock(NAME, ttl=order.ttl)
+        lock = make(locks, order)
 
         @contextlib.asynccontextmanager
         async def section() -> AsyncIterator[Grant]:
@@ -129,12 +153,15 @@ async def unchecked_delete(order: Order) -> AsyncIterator[Section]:
         yield section
 
 
-LOCKS = {
+LOCKS: dict[str, Callable[[Order], AbstractAsyncContextManager[Section]]] = {
     "aiodlock": aiodlocks,
     "several names": several_names,
+    "readers, writer": functools.partial(aiodlocks, make=reader_or_writer),
+    "semaphore": functools.partial(aiodlocks, make=semaphore),
     "check then set": check_then_set,
     "SET NX, DEL": unchecked_delete,
 }
+SHARED = ("readers, writer", "semaphore")
 
 
 async def _serve(order: Order) -> None:
@@ -342,7 +369,10 @@ class Crowd:
         self._all.append(worker)
 
     async def _holder(self) -> int | None:
-        value = str(await self._redis.get(KEY) or "")
+        if self._order.lock in SHARED:
+            value = str((await self._redis.zrange(KEY, 0, 0) or [""])[0])
+        else:
+            value = str(await self._redis.get(KEY) or "")
         label, _, _ = value.partition(":")
         return int(label.removeprefix("worker-")) if label else None
 

@@ -28,6 +28,8 @@ FENCE_MS: Final = 86_400_000
 # How many dead waiters or old tombstones one call clears away.
 DEAD_MAX: Final = 1_000
 
+# The owner token of one who shares a name.
+_SHARES: Final = re.compile(rb":\d+[rws]\d*\Z")
 _DECIMAL: Final = re.compile(rb"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*")
 
 
@@ -157,6 +159,9 @@ class Model:
             if head in (None, token):
                 return [1, name.grant(token, ttl_ms), ttl_ms, 0]
             assert head is not None
+            if _SHARES.search(head):
+                self.remove(name.alive, token)
+                raise ServerError("WRONGTYPE The name is locked as something else")
             value = name.hand_over(head, max(1, head_left_ms))
             name.tell(inboxes, head, value)
         if alive_ms:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from aiodlock._store import _extensions, _requests
+from aiodlock._store import _extensions, _requests, _shares
 from aiodlock._store._wire import Script, digest, pack
 
 
@@ -68,12 +68,12 @@ def function_mutant(owner: type | ModuleType, name: str, old: str, new: str) -> 
 
 def script_of(name: str) -> Script:
     """The script that every store in this process calls by that name."""
-    (found,) = (
+    (found,) = {
         value
-        for module in (_requests, _extensions)
+        for module in (_requests, _extensions, _shares)
         for value in vars(module).values()
         if isinstance(value, Script) and value.name == name
-    )
+    }
     return found
 
 

@@ -624,3 +624,30 @@ async def test_workers_through_failovers_and_moves_never_overlap(cluster: Cluste
         async with asyncio.timeout(OUTAGE_S):
             await asyncio.gather(*workers)
     assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("keys_are", ["here", "there"])
+async def test_reader_in_a_slot_that_is_half_moved_is_extended_and_released(
+    cluster: Cluster, keys_are: str
+) -> None:
+    """Its entry and its grant go over one after the other; its release needs one key only."""
+    name, slot, source, target = await a_move(cluster)
+    keys = _names.keys("aiodlock:", name)
+    async with client(cluster) as ours, client(cluster, "others") as others:
+        lease = await ours.reader(name, ttl=0.8).acquire(wait_timeout=10)
+        await cluster.begin_move(slot, source, target)
+        if keys_are == "there":
+            moved = ("KEYS", keys.lock, keys.grants)
+            await ask(source, "MIGRATE", topologies.HOST, target.port, "", 0, 5000, *moved)
+        waiting = asyncio.create_task(others.writer(name, ttl=0.8).acquire(wait_timeout=20))
+        held_until = time.monotonic() + 1.6
+        while time.monotonic() < held_until:
+            assert lease.is_held
+            await asyncio.sleep(0.05)
+        assert not waiting.done()
+        assert await lease.release() is True
+        assert [await gone(node, name) for node in (source, target)] == [True, True]
+        await cluster.end_move(slot, source, target)
+        async with await waiting as next_lease:
+            assert next_lease.is_held
+    assert [await gone(node, name) for node in (source, target)] == [True, True]

@@ -882,9 +882,10 @@ def hears(locks: LockClient) -> bool:
 async def dying_waiter(locks: LockClient, *, alive_s: float) -> None:
     """Somebody queues for "a" with one poll, and is never heard of again."""
     assert locks._session is not None
-    token = _names.owner_token(_names.holder_of("dead", _names.new_client_id()), 1)
+    tail = locks.lock("a")._tail
+    token = _names.owner_token(_names.holder_of("dead", _names.new_client_id()), 1) + tail
     answer = await locks._session.store.acquire(
-        Acquisition("a", _names.keys(PREFIX, "a"), token),
+        Acquisition("a", _names.keys(PREFIX, "a"), token, is_shared=bool(tail)),
         ttl_ms=30_000,
         alive_ms=round(alive_s * 1000),
         within=5,

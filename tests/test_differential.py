@@ -859,6 +859,12 @@ BY_HAND: Final[list[list[Step]]] = [
         [Acquire(0, A), Acquire(0, B), WrongType(0, kind), Retire(0, A, tombstone=True)]
         for kind in KINDS
     ),
+    # Free, but somebody waits for it who would share it.
+    *(
+        [Add(0, f"{C}{tail}", 6_000, 1), Acquire(0, A, alive_ms=alive_ms), Acquire(0, B)]
+        for tail in ("r", "w", "s3", "x")
+        for alive_ms in (6_000, 0)
+    ),
     # What stood before the clock stepped back, or was evicted.
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000, 2**52), Acquire(0, C), Release(0, A)],
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000), Delete(0, "lock"), Acquire(0, C)],
@@ -957,6 +963,14 @@ def test_model_and_server_after_any_calls_agree(own_server: LockServer, told: li
 MUTANTS: Final = [
     ("an older life is cut", Mutant("acquire", "if left < ttl_ms then", "if true then")),
     ("a place is counted from one", Mutant("acquire", "token) or -1,", "token) or 0,")),
+    (
+        "a sharer is handed a lock",
+        Mutant("acquire", "if string.match(head, ':", "if false and string.match(head, ':"),
+    ),
+    (
+        "a refused one keeps its liveness",
+        Mutant("acquire", "redis.call('ZREM', KEYS[4], token)  -- My", "-- My"),
+    ),
     ("no last token is none", Mutant("acquire", "last > 0 and last or now_us", "last")),
     ("one dead less is passed over", Mutant("acquire", "n == 1000 then", "n == 999 then")),
     ("one dead less is dropped", Mutant("release", "for _ = 1, 1000 do", "for _ = 1, 999 do")),

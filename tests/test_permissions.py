@@ -86,6 +86,31 @@ async def test_user_with_the_least_permissions_can_do_everything(
     assert wire.warnings_of(caplog) == []
 
 
+async def test_user_with_the_least_permissions_can_share(
+    server: LockServer, locks: LockClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers, a writer and permits need nothing more than a lock does."""
+    await ask(server, "SCRIPT", "FLUSH")
+    async with client(server, *LEAST_PERMISSIONS) as ours:
+        for holder, waiter in ((ours, locks), (locks, ours)):
+            lease = await holder.writer("a").acquire(wait_timeout=5)
+            waiting = asyncio.create_task(waiter.reader("a").acquire(wait_timeout=5))
+            await until(functools.partial(reader_waits, holder))
+            assert await lease.extend() > TTL_S / 2
+            await lease.downgrade()
+            assert await (await waiting).release() is True
+            assert await lease.release() is True
+            permit = await holder.semaphore("s", permits=2).acquire(wait_timeout=5)
+            assert await waiter.semaphore("s", permits=2).break_lock() is True
+            assert await permit.release() is False
+    assert wire.warnings_of(caplog) == []
+
+
+async def reader_waits(locks: LockClient) -> bool:
+    """Whether one waits to read "a"."""
+    return (await locks.reader("a").inspect()).waiters == 1
+
+
 @pytest.mark.parametrize("missing", [rule for rule in LEAST_PERMISSIONS if rule not in MESSAGES])
 @pytest.mark.parametrize("cache", ["cold", "warm"])
 async def test_user_without_one_of_the_least_permissions_gets_no_lock(

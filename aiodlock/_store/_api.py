@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from .._errors import QuorumError, ServerUnreachable
-from .._names import Keys
+from .._names import Access, Keys
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -18,6 +18,7 @@ class Acquisition:
     connections of the acquires that were not answered: a late copy may still arrive there, after a
     release that went over another one. `releases` counts the releases that were sent. `packed` is
     what the store makes of keys and token for its wire; it lives as long as the acquisition.
+    `is_shared`: several may hold the name, as the tail of the token says.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Acquisition:
     asked: list[int] = field(default_factory=list)
     releases: int = 0
     packed: bytes = b""
+    is_shared: bool = False
 
 
 class Granted(NamedTuple):
@@ -85,11 +87,21 @@ class NodeStanding(NamedTuple):
     trouble: str | None
 
 
+class Holding(NamedTuple):
+    """One of several holders."""
+
+    value: str
+    ttl_left_ms: int
+    fencing_token: int | None
+    access: Access | None
+
+
 class Standing(NamedTuple):
     """What stands under a name; `value` is None where nothing does.
 
     `fencing_token` is None where another library's value stands, or a quorum knows of none. Over a
-    quorum, `value` is what a majority holds, and `votes` are those of the nodes.
+    quorum, `value` is what a majority holds, and `votes` are those of the nodes. Where several may
+    hold, it is that of the one that ends first, and `holders` has at most 1000.
     """
 
     value: str | None
@@ -97,6 +109,7 @@ class Standing(NamedTuple):
     waiters: int
     fencing_token: int | None
     votes: tuple[NodeStanding, ...] = ()
+    holders: tuple[Holding, ...] = ()
 
 
 class NoAnswer(Exception):
@@ -144,8 +157,8 @@ class Waiter(Protocol):
 class Store(Protocol):
     """Where leases live.
 
-    `acquire` and `extend` are one try, `release` and `inspect` are repeated until answered; each is
-    bounded by *within* seconds.
+    `acquire` and `extend` are one try, the others are repeated until answered; each is bounded by
+    *within* seconds.
 
     Raises:
         NoAnswer: Try again while there is time.
@@ -173,7 +186,12 @@ class Store(Protocol):
         Before *keep_until* (an instant on our clock) the name stays taken until then, by nobody.
         """
 
-    async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing: ...
+    async def downgrade(self, acquisition: Acquisition, *, within: float) -> bool:
+        """A writer only reads from now on: whether it held; repeated until answered."""
+
+    async def inspect(
+        self, name: str, keys: Keys, *, within: float, is_shared: bool = False
+    ) -> Standing: ...
 
     def hold(self, token: str) -> None:
         """*token* waits no longer; hand-offs to it are expected and change nothing."""

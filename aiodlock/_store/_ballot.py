@@ -55,7 +55,11 @@ class Ballot:
 
     def __init__(self, acquisition: Acquisition, nodes: int) -> None:
         name, keys, token = acquisition.name, acquisition.keys, acquisition.token
-        self.parts = [Part(Acquisition(name, keys, token)) for _ in range(nodes)]
+        self.is_shared = acquisition.is_shared
+        self.parts = [
+            Part(Acquisition(name, keys, token, is_shared=self.is_shared)) for _ in range(nodes)
+        ]
+        self.reads = False  # Of a writer: it only reads from now on.
         self.fencing_token = 0  # 0: none, or none yet.
         self.is_over = False  # It is released: nothing may be taken for it any more.
 

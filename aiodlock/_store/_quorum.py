@@ -16,6 +16,7 @@ from .._names import Keys
 from ._api import (
     Acquisition,
     Granted,
+    Holding,
     NoAnswer,
     NodeStanding,
     NoMajority,
@@ -29,6 +30,7 @@ from ._node import Node, was_said
 from ._requests import INSPECT, NOT_A_LOCK, Acquire, Confirm, Release, Us, releasing
 from ._round import Round
 from ._router import Router
+from ._shares import ShareConfirm, ShareInspect, agreed, holdings, standing_of
 from ._wire import SimpleCall, anew, maybe_text
 
 # What a node answers, or why it did not.
@@ -140,7 +142,7 @@ class QuorumStore:
         if ballot is None:
             ballot = Ballot.of_another(acquisition, len(self._nodes))
         was_over, ballot.is_over = ballot.is_over, True
-        kind = releasing(keep_until)
+        kind = releasing(is_shared=ballot.is_shared, keep_until=keep_until)
         round_: Round[Released] = Round(len(self._nodes), within)
         for index, part in enumerate(ballot.parts):
             part.give_up()
@@ -161,12 +163,21 @@ class QuorumStore:
         # Undecided: nobody can say that it was not ours.
         return Released(outcome != "no", standing, repeated)
 
-    async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
+    async def downgrade(self, acquisition: Acquisition, *, within: float) -> bool:
+        """Readers get a majority once one of the nodes that they need knows of it."""
+        ballot = self._ballots[acquisition]
+        ballot.reads = True
+        return not isinstance(await self._confirm(ballot, 0, within), NotOurs)
+
+    async def inspect(
+        self, name: str, keys: Keys, *, within: float, is_shared: bool = False
+    ) -> Standing:
         """What a majority says; asked again until one says something, for *within* seconds."""
+        inspect = self._inspect_shared if is_shared else self._inspect
         ends_at = _clock.now() + within
         while True:
             try:
-                return await self._inspect(name, keys, within=ends_at - _clock.now())
+                return await inspect(name, keys, within=ends_at - _clock.now())
             except NoAnswer:
                 if _clock.now() + _PAUSE_S >= ends_at:
                     raise
@@ -175,14 +186,7 @@ class QuorumStore:
     async def _inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         """The votes are of all who are not much slower than the majority."""
         call = SimpleCall(INSPECT, name, [keys.lock, keys.queue])
-        round_: Round[list[Any]] = Round(len(self._nodes), within, wants_all=True)
-        asked = self._worth_asking()
-        for index, node in enumerate(self._nodes):
-            if index in asked:
-                node.ask(call, within, partial(_hear_inspect, index, round_))
-            else:
-                round_.fail(index, node.spared)
-        await round_.settled()
+        round_ = await self._ask_all(call, within, _hear_inspect)
         votes = tuple(
             _vote(node.label, round_.answers.get(index), round_.troubles.get(index))
             for index, node in enumerate(self._nodes)
@@ -198,6 +202,36 @@ class QuorumStore:
         if owner == NOT_A_LOCK:
             raise NameTakenError(f"a key of {name!r} holds something that is not a lock", name=name)
         return self._standing(owner, [vote for vote in votes if vote.trouble is None], votes)
+
+    async def _inspect_shared(self, name: str, keys: Keys, *, within: float) -> Standing:
+        """Who holds on a majority, as far as is known."""
+        round_ = await self._ask_all(ShareInspect(name, keys), within, _hear_share_inspect)
+        if not round_.tally.has_answers:
+            raise self._undecided(round_, _said_of_share_inspect)
+        parts = {index: holdings(reply) for index, reply in round_.answers.items()}
+        votes = tuple(
+            _share_vote(node.label, parts.get(index), round_.troubles.get(index))
+            for index, node in enumerate(self._nodes)
+        )
+        majority = round_.tally.majority
+        holders = agreed(parts.values(), majority=majority, fencing=self._fencing)
+        return standing_of(holders, waiters=0, votes=votes)
+
+    async def _ask_all(
+        self,
+        call: SimpleCall,
+        within: float,
+        hear: Callable[[int, Round[list[Any]], _Answer], None],
+    ) -> Round[list[Any]]:
+        round_: Round[list[Any]] = Round(len(self._nodes), within, wants_all=True)
+        asked = self._worth_asking()
+        for index, node in enumerate(self._nodes):
+            if index in asked:
+                node.ask(call, within, partial(hear, index, round_))
+            else:
+                round_.fail(index, node.spared)
+        await round_.settled()
+        return round_
 
     def hold(self, token: str) -> None:
         """Nobody hands anything over here."""
@@ -285,7 +319,7 @@ class QuorumStore:
                 part.is_late = True
                 round_.fail(index, NoAnswer("not asked yet"))
             else:
-                call = Confirm(part.acquisition, ttl_ms=ttl_ms, fencing_token=ballot.fencing_token)
+                call = _confirming(ballot, part.acquisition, ttl_ms)
                 heal = partial(self._heal, ballot, ttl_ms, within) if heals else None
                 node.ask(call, within, partial(self._hear_confirm, ballot, index, round_, heal))
         outcome = await round_.settled()
@@ -313,7 +347,8 @@ class QuorumStore:
             round_.vote(index, reply[1], is_yes=True)
         else:
             ballot.parts[index].find_absent()
-            round_.vote(index, maybe_text(reply[1]), is_yes=False)
+            standing = None if ballot.is_shared else maybe_text(reply[1])
+            round_.vote(index, standing, is_yes=False)
             if heal is not None and round_.has_majority and not ballot.is_over:
                 heal()
 
@@ -321,7 +356,7 @@ class QuorumStore:
         """Who granted it by a counter of its own is to know the quorum's; it counts later."""
         part, node = ballot.parts[index], self._nodes[index]
         if part.may_stand and ballot.fencing_token and not ballot.is_over:
-            call = Confirm(part.acquisition, ttl_ms=1, fencing_token=ballot.fencing_token)
+            call = _confirming(ballot, part.acquisition, ttl_ms=1)
             node.ask(call, self._request_timeout, _ignore)
 
     def _heal(self, ballot: Ballot, ttl_ms: int, within: float) -> None:
@@ -387,6 +422,30 @@ def _hear_inspect(index: int, round_: Round[list[Any]], reply: _Answer) -> None:
         round_.fail(index, reply)
 
 
+def _hear_share_inspect(index: int, round_: Round[list[Any]], reply: _Answer) -> None:
+    if isinstance(reply, list):
+        round_.vote(index, reply, is_yes=True)
+    else:
+        round_.fail(index, reply)
+
+
+def _share_vote(
+    label: str, holders: list[Holding] | None, trouble: Exception | None
+) -> NodeStanding:
+    if holders is None:
+        return NodeStanding(label, None, -2, str(trouble or "no reply in time"))
+    if not holders:
+        return NodeStanding(label, None, -2, None)
+    return NodeStanding(label, holders[0].value, holders[0].ttl_left_ms, None)
+
+
+def _confirming(ballot: Ballot, acquisition: Acquisition, ttl_ms: int) -> Confirm | ShareConfirm:
+    fencing_token = ballot.fencing_token
+    if not ballot.is_shared:
+        return Confirm(acquisition, ttl_ms=ttl_ms, fencing_token=fencing_token)
+    return ShareConfirm(acquisition, ttl_ms=ttl_ms, fencing_token=fencing_token, reads=ballot.reads)
+
+
 def _vote(label: str, reply: list[Any] | None, trouble: Exception | None) -> NodeStanding:
     if reply is None:
         return NodeStanding(label, None, -2, str(trouble or "no reply in time"))
@@ -433,6 +492,10 @@ def _said_of_release(answer: Released) -> str:
 
 def _said_of_inspect(answer: list[Any]) -> str:
     return _stands(maybe_text(answer[0]))
+
+
+def _said_of_share_inspect(answer: list[Any]) -> str:
+    return f"{len(holdings(answer))} hold it"
 
 
 def _ignore(*_: object) -> None:

@@ -25,6 +25,7 @@ from ._extensions import Extensions
 from ._inbox import Inbox
 from ._requests import INSPECT, NOT_A_LOCK, Acquire, Us, releasing
 from ._router import Router
+from ._shares import Downgrade, ShareExtend, ShareInspect
 from ._wire import SimpleCall, maybe_text
 
 _log = logging.getLogger("aiodlock")
@@ -105,7 +106,11 @@ class RedisStore:
     ) -> float | NotOurs:
         sent_at = _clock.now()
         try:
-            is_ours, answer = await self._extensions.ask(acquisition, value, ttl_ms, within)
+            if acquisition.is_shared:
+                call = ShareExtend(acquisition, value, ttl_ms=ttl_ms)
+                is_ours, answer = call.answer(await self._caller.reply(call, within))
+            else:
+                is_ours, answer = await self._extensions.ask(acquisition, value, ttl_ms, within)
         except NameTakenError:
             return NotOurs(NOT_A_LOCK)
         if is_ours:
@@ -117,7 +122,7 @@ class RedisStore:
     async def release(
         self, acquisition: Acquisition, *, within: float, keep_until: float | None = None
     ) -> Released:
-        kind = releasing(keep_until)
+        kind = releasing(is_shared=acquisition.is_shared, keep_until=keep_until)
         call = kind(acquisition, self._us, may_repeat=True, notice=self._notice_released)
         try:
             reply = await self._caller.reply(call, within, insists=True)
@@ -128,7 +133,18 @@ class RedisStore:
             raise
         return call.answer(reply)
 
-    async def inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
+    async def downgrade(self, acquisition: Acquisition, *, within: float) -> bool:
+        call = Downgrade(acquisition, self._us, notice=self._notice_released)
+        reply = await self._caller.reply(call, within, insists=True)
+        return bool(reply[0])
+
+    async def inspect(
+        self, name: str, keys: Keys, *, within: float, is_shared: bool = False
+    ) -> Standing:
+        if is_shared:
+            share_call = ShareInspect(name, keys)
+            reply = await self._caller.reply(share_call, within, insists=True)
+            return share_call.answer(reply)
         call = SimpleCall(INSPECT, name, [keys.lock, keys.queue])
         reply = await self._caller.reply(call, within, insists=True)
         standing = maybe_text(reply[0])
@@ -195,7 +211,8 @@ class RedisStore:
             return
         if value.owner_token not in self._ours:
             # Only the key is known here; it stands in for the name, in a log line at most.
-            stray = Acquisition(keys.lock, keys, value.owner_token)
+            is_shared = _names.access_of(value.owner_token) is not None
+            stray = Acquisition(keys.lock, keys, value.owner_token, is_shared=is_shared)
             stray.asked.extend(self._given_up.pop(value.owner_token, ()))
             self._background.start(
                 self.release(stray, within=self._request_timeout), "giving back a stray hand-off"

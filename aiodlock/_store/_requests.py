@@ -17,11 +17,15 @@ RETIRE: Final = Script("retire", items=2)
 DISCARD: Final = Script("discard", items=2)
 INSPECT: Final = Script("inspect", items=3)
 CONFIRM: Final = Script("confirm", items=2)
+SHARE_ACQUIRE: Final = Script("share_acquire")
+SHARE_RELEASE: Final = Script("share_release")
+SHARE_DISCARD: Final = Script("share_discard")
 
 # In place of what stands in a key that holds something else.
 NOT_A_LOCK: Final = "(a key that is not a lock)"
 
-# Of an acquire, and of a release: how many keys, four keys, four arguments.
+# Of an acquire, and of a release: how many keys, four keys, four arguments. Where several may hold
+# there is a key more.
 _PARTS: Final = 1 + 4 + 4
 # By the first of them.
 _ACQUIRE_ITEMS: Final = {1: 4, 0: 6, -1: 1}
@@ -53,8 +57,9 @@ class Acquire(Call):
         may_repeat: bool,
         notice: Callable[[str | None], None],
     ) -> None:
-        super().__init__(ACQUIRE, acquisition.name, acquisition.keys.lock)
-        self._packed = _packed(acquisition) + _packed_ms(ttl_ms, alive_ms) + us.inbox_prefix
+        script = SHARE_ACQUIRE if acquisition.is_shared else ACQUIRE
+        super().__init__(script, acquisition.name, acquisition.keys.lock)
+        self._packed = packed_of(acquisition) + _packed_ms(ttl_ms, alive_ms) + us.inbox_prefix
         self.may_repeat = may_repeat
         self.sent_at = 0.0
         self.link = 0
@@ -62,7 +67,7 @@ class Acquire(Call):
         self._notice = notice
 
     def parts(self, number: int) -> tuple[int, bytes]:
-        return _PARTS, self._packed
+        return _PARTS + self._acquisition.is_shared, self._packed
 
     def fits(self, reply: list[Any]) -> bool:
         return bool(reply) and len(reply) == _ACQUIRE_ITEMS.get(reply[0])
@@ -105,7 +110,8 @@ class Release(Call):
         may_repeat: bool,
         notice: Callable[[int, str, Keys], None],
     ) -> None:
-        super().__init__(RELEASE, acquisition.name, acquisition.keys.lock)
+        script = SHARE_RELEASE if acquisition.is_shared else RELEASE
+        super().__init__(script, acquisition.name, acquisition.keys.lock)
         self.acquisition = acquisition
         self.may_repeat = may_repeat
         self._us = us
@@ -114,7 +120,8 @@ class Release(Call):
     def parts(self, number: int) -> tuple[int, bytes]:
         asked = self.acquisition.asked
         leaves_tombstone = bool(asked) and any(other != number for other in asked)
-        return _PARTS, _packed(self.acquisition) + _FLAG[leaves_tombstone] + self._us.all
+        packed = packed_of(self.acquisition) + _FLAG[leaves_tombstone] + self._us.all
+        return _PARTS + self.acquisition.is_shared, packed
 
     def with_one_key(self) -> Call | None:
         return SimpleCall(DISCARD, self.name, [self.key], self.acquisition.token)
@@ -133,6 +140,22 @@ class Release(Call):
         """What *reply* says."""
         standing = None if reply[0] == 2 else maybe_text(reply[1])
         return Released(reply[0] == 1, standing, self.acquisition.releases > 1)
+
+
+class ShareRelease(Release):
+    """Lets in whoever may enter then, several of ours perhaps."""
+
+    __slots__ = ()
+
+    def with_one_key(self) -> Call:
+        return SimpleCall(SHARE_DISCARD, self.name, [self.key], self.acquisition.token)
+
+    def heard(self, number: int, reply: Any) -> None:
+        tell_entered(self._notice, reply, self.acquisition.keys)
+
+    def answer(self, reply: list[Any]) -> Released:
+        """What *reply* says: others that hold are no sign that ours was stolen."""
+        return Released(reply[0] == 1, None, self.acquisition.releases > 1)
 
 
 class Retire(Release):
@@ -173,11 +196,20 @@ class Retire(Release):
         return self
 
 
-def releasing(keep_until: float | None) -> Callable[..., Release]:
+def releasing(*, is_shared: bool, keep_until: float | None) -> Callable[..., Release]:
     """What makes the release of a name, which is to stay taken until then, if that is to come."""
+    if is_shared:
+        return ShareRelease
     if keep_until is None or keep_until <= _clock.now():
         return Release
     return functools.partial(Retire, keep_until=keep_until)
+
+
+def tell_entered(notice: Callable[[int, str, Keys], None], reply: Any, keys: Keys) -> None:
+    """*notice* hears of those of our waiters who entered, as *reply* says."""
+    if isinstance(reply, list):
+        for value in reply[1:]:
+            notice(1, text(value), keys)
 
 
 class Confirm(Call):
@@ -198,10 +230,11 @@ class Confirm(Call):
         return 6, self._packed
 
 
-def _packed(acquisition: Acquisition) -> bytes:
+def packed_of(acquisition: Acquisition) -> bytes:
     """The keys and the owner token, with which the calls of an acquisition begin."""
     if not acquisition.packed:
-        acquisition.packed = _packed_keys(acquisition.keys) + bulk(acquisition.token)
+        packed_keys = _packed_shared_keys if acquisition.is_shared else _packed_keys
+        acquisition.packed = packed_keys(acquisition.keys) + bulk(acquisition.token)
     return acquisition.packed
 
 
@@ -210,6 +243,12 @@ def _packed(acquisition: Acquisition) -> bytes:
 def _packed_keys(keys: Keys) -> bytes:
     """*keys*, behind their number."""
     return pack(str(len(keys)), *keys)
+
+
+@functools.lru_cache(maxsize=1024)
+def _packed_shared_keys(keys: Keys) -> bytes:
+    """The same where several may hold."""
+    return pack(str(len(keys) + 1), *keys, keys.grants)
 
 
 # Kept: a process has few ttls.

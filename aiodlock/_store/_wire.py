@@ -262,7 +262,10 @@ def trouble(error: BaseException, name: str) -> LockError | NoAnswer:
     ):
         return NotAllowedError(f"the server forbids what a lock needs: {words}", name=name)
     if "WRONGTYPE" in words:
-        return NameTakenError(f"a key of {name!r} holds something that is not a lock", name=name)
+        return NameTakenError(
+            f"a key of {name!r} holds something that is not a lock, or not one of this kind",
+            name=name,
+        )
     return NoAnswer(words)
 
 

@@ -21,7 +21,10 @@ _SCRIPTS: Final = (
 )
 # Somewhere in 2023; true time 0 of every simulation.
 _BEGAN_AT_US: Final = 1_700_000_000_000_000
-_DIGESTS: Final = {digest(Script(name).text).encode(): name for name in _SCRIPTS}
+_SHARED: Final = tuple(
+    f"share_{name}" for name in ("acquire", "extend", "release", "discard", "inspect")
+)
+_DIGESTS: Final = {digest(Script(name).text).encode(): name for name in _SCRIPTS + _SHARED}
 
 
 class SimulatedServer:

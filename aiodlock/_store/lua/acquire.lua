@@ -11,6 +11,7 @@
 --                       in the queue (0 = head, -1 = not in it), waiters, last fencing token
 --                       (TIME in us where the fence key is gone)}
 --          tombstoned  {-1}: this acquisition was given up
+--          an error    WRONGTYPE: several may hold the name, and somebody waits for it so
 
 -- Free and alone: the hot path. (The fence key lives a day, 86400 s.)
 if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 then
@@ -110,6 +111,10 @@ if not value then
     local text = next_fencing_token()
     redis.call('SET', KEYS[1], token .. '/' .. text, 'PX', ARGV[2])
     return {1, tonumber(text), ttl_ms, 0}
+  end
+  if string.match(head, ':%d+[rws]%d*$') then
+    redis.call('ZREM', KEYS[4], token)  -- My liveness: its key may have no TTL yet.
+    return redis.error_reply('WRONGTYPE The name is locked as something else')
   end
   -- Free, but not mine to take: hand it to the head, who may not know yet.
   value = head .. '/' .. next_fencing_token()
