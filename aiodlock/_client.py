@@ -238,8 +238,8 @@ class LockClient:
             raise TypeError(f"retry must be a Backoff or None; got {retry!r}")
         return Lock(
             self._bound,
-            self._prefix,
-            _names.checked_name(name),
+            name,
+            _names.keys(self._prefix, _names.checked_name(name)),
             terms,
             wait_timeout=self._wait_of(wait_timeout),
             retry=retry,

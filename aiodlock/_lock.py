@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar
 from . import _clock, _names
 from ._errors import LockTimeout
 from ._lease import Lease, Terms
+from ._names import Keys
 from ._running import running_task
 from ._session import Session
 from ._store._api import Acquisition, NoAnswer, Standing
@@ -90,16 +91,16 @@ class Lock:
     def __init__(
         self,
         bound: Callable[[], Session],
-        prefix: str,
         name: str,
+        keys: Keys,
         terms: Terms,
         *,
         wait_timeout: float | None,
         retry: Backoff | None,
     ) -> None:
         self._bound = bound
-        self._keys = _names.keys(prefix, name)
         self._name = name
+        self._keys = keys
         self._terms = terms
         self._wait_timeout = wait_timeout
         self._retry = retry

@@ -56,7 +56,14 @@ class Shared(Lock):
     """
 
     def __init__(self, like: Lock, tail: str) -> None:
-        vars(self).update(vars(like))  # It is made for this, and nobody else has it.
+        super().__init__(
+            like._bound,
+            like._name,
+            like._keys,
+            like._terms,
+            wait_timeout=like._wait_timeout,
+            retry=like._retry,
+        )
         self._tail = tail
 
     async def inspect(self) -> SharedInfo:
