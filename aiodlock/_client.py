@@ -28,6 +28,7 @@ from ._lock import (
     checked_on_lost,
     checked_reentrant,
     checked_wait,
+    wait_of,
 )
 from ._readers import Reader, Writer
 from ._running import may_await, running_loop, running_task
@@ -241,7 +242,7 @@ class LockClient:
             name,
             _names.keys(self._prefix, _names.checked_name(name)),
             terms,
-            wait_timeout=self._wait_of(wait_timeout),
+            wait_timeout=wait_of(wait_timeout, self._wait_timeout),
             retry=retry,
         )
 
@@ -280,7 +281,7 @@ class LockClient:
         }
         return AllLocks(
             list(locks.values()),
-            wait_timeout=self._wait_of(wait_timeout),
+            wait_timeout=wait_of(wait_timeout, self._wait_timeout),
             tells_body=tells_body,
         )
 
@@ -464,9 +465,6 @@ class LockClient:
         if max_hold is not None:
             max_hold = _clock.seconds("max_hold (at least ttl)", max_hold, minimum=ttl)
         return Terms(ttl, auto_extend, checked_on_lost(on_lost), max_hold, self._request_timeout)
-
-    def _wait_of(self, wait_timeout: float | Unset | None) -> float | None:
-        return self._wait_timeout if wait_timeout is UNSET else checked_wait(wait_timeout)
 
     def _bound(self) -> Session:
         """The session of the running loop; begun by the first await.

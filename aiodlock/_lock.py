@@ -135,7 +135,7 @@ class Lock:
 
         Cancellation: what may be on the server is released, and waited for, 1 s at most.
         """
-        return Acquiring(self._acquire(self._checked_wait(wait_timeout)))
+        return Acquiring(self._acquire(wait_of(wait_timeout, self._wait_timeout)))
 
     async def try_acquire(self, *, wait_timeout: float | Unset | None = 0.0) -> Lease | None:
         """The lease, or None if it was not got in time.
@@ -152,7 +152,7 @@ class Lock:
         Cancellation: as for `acquire`.
         """
         try:
-            return await self._acquire(self._checked_wait(wait_timeout))
+            return await self._acquire(wait_of(wait_timeout, self._wait_timeout))
         except LockTimeout:
             return None
 
@@ -251,9 +251,6 @@ class Lock:
                 f"no usable answer about the lock {self._name!r}", name=self._name
             ) from error.origin
 
-    def _checked_wait(self, wait_timeout: float | Unset | None) -> float | None:
-        return self._wait_timeout if wait_timeout is UNSET else checked_wait(wait_timeout)
-
 
 class Acquiring(Coroutine[Any, Any, Lease]):
     """An acquisition under way: to be awaited, or entered with `async with`; once."""
@@ -336,6 +333,11 @@ def checked_wait(wait_timeout: object) -> float | None:
     if wait_timeout is None:
         return None
     return _clock.seconds("wait_timeout (None: for ever)", wait_timeout, minimum=0)
+
+
+def wait_of(wait_timeout: float | Unset | None, default: float | None) -> float | None:
+    """*wait_timeout* if it is one, *default* where none was given."""
+    return default if wait_timeout is UNSET else checked_wait(wait_timeout)
 
 
 def checked_on_lost(on_lost: object) -> Literal["cancel", "raise"]:

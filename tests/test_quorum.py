@@ -617,6 +617,17 @@ async def test_inspection_of_a_free_lock_says_so_whatever_a_minority_says(
     assert [vote.holder for vote in info.votes] == ["another"] * 2 + [None] * 3
 
 
+@pytest.mark.parametrize(("endless", "left_s"), [(1, 30), (2, 30), (3, None)])
+async def test_inspection_of_keys_without_ttl_says_how_long_a_majority_stands(
+    nodes: Nodes, locks: LockClient, endless: int, left_s: int | None
+) -> None:
+    """Those without one stand the longest; the majority is over when the first of its keys is."""
+    for index, admin in enumerate(nodes.admins[:3]):
+        await admin.set(KEY, "another", px=None if index < endless else 30_000)
+    ttl_left = (await locks.lock("n").inspect()).ttl_left
+    assert ttl_left is None if left_s is None else 20 < (ttl_left or 0) <= left_s
+
+
 async def test_inspection_that_nobody_can_decide_is_undecided(
     servers: list[LockServer], nodes: Nodes
 ) -> None:

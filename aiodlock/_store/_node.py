@@ -48,13 +48,13 @@ class Node:
         self.label = label
         self._loop = asyncio.get_running_loop()
         self._background = background
-        self._router = router(_ignore)
+        self._router = router(ignore)
         self._caller = Caller(
             self._router,
             background,
             channel=channel,
             request_timeout=request_timeout,
-            on_mute=_ignore,  # Nobody is handed anything here.
+            on_mute=ignore,  # Nobody is handed anything here.
             asks_once=True,  # One that is read-only or full is as good as dead.
         )
         # What is not answered yet, the oldest first: since when, and how it will be.
@@ -167,5 +167,5 @@ def was_said(error: LockError | NoAnswer) -> bool:
     return isinstance(error.__cause__, ResponseError)
 
 
-def _ignore(_: object = None) -> None:
-    """Nobody waits here for a message, or for a connection."""
+def ignore(*_: object) -> None:
+    """Nobody waits here: for a message, for a connection, in a queue."""

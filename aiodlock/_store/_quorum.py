@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,7 @@ from ._api import (
     Standing,
 )
 from ._ballot import Ballot
-from ._node import Node, was_said
+from ._node import Node, ignore, was_said
 from ._requests import INSPECT, NOT_A_LOCK, Acquire, Confirm, Release, Us, releasing
 from ._round import Round
 from ._router import Router
@@ -148,7 +149,7 @@ class QuorumStore:
             part.give_up()
             # Where it does not, a late copy may still come, and needs a tombstone.
             if part.may_stand or part.acquisition.asked:
-                call = kind(part.acquisition, self._us, may_repeat=False, notice=_ignore)
+                call = kind(part.acquisition, self._us, may_repeat=False, notice=ignore)
                 then = partial(self._hear_release, ballot, index, call, round_)
                 self._nodes[index].ask(call, self._request_timeout, then, insists=True)
             else:
@@ -263,7 +264,7 @@ class QuorumStore:
             ttl_ms=ttl_ms,
             alive_ms=0,
             may_repeat=False,
-            notice=_ignore,
+            notice=ignore,
         )
         then = partial(self._hear_acquire, ballot, index, call, round_)
         part.take(call, self._nodes[index].ask(call, within, then))
@@ -357,7 +358,7 @@ class QuorumStore:
         part, node = ballot.parts[index], self._nodes[index]
         if part.may_stand and ballot.fencing_token and not ballot.is_over:
             call = _confirming(ballot, part.acquisition, ttl_ms=1)
-            node.ask(call, self._request_timeout, _ignore)
+            node.ask(call, self._request_timeout, ignore)
 
     def _heal(self, ballot: Ballot, ttl_ms: int, within: float) -> None:
         for index, part in enumerate(ballot.parts):
@@ -391,7 +392,7 @@ class QuorumStore:
         value = _names.read_value(_most(vote.value for vote in theirs) or "")
         fencing_token = value.fencing_token if value and self._fencing else None
         # The majority is over when so many have run out that too few are left.
-        lefts = sorted((vote.ttl_left_ms for vote in theirs), reverse=True)
+        lefts = sorted((vote.ttl_left_ms for vote in theirs), key=_life, reverse=True)
         left_ms = lefts[len(self._nodes) // 2]
         return Standing(theirs[0].value, left_ms, 0, fencing_token, votes)
 
@@ -452,6 +453,11 @@ def _vote(label: str, reply: list[Any] | None, trouble: Exception | None) -> Nod
     return NodeStanding(label, maybe_text(reply[0]), reply[1], None)
 
 
+def _life(ttl_left_ms: int) -> float:
+    """For how long; a key without a TTL stands for ever."""
+    return math.inf if ttl_left_ms == -1 else ttl_left_ms
+
+
 def _owner(value: str | None) -> str | None:
     """Whose *value* is; each node may have given it another fencing token."""
     read = _names.read_value(value or "")
@@ -496,7 +502,3 @@ def _said_of_inspect(answer: list[Any]) -> str:
 
 def _said_of_share_inspect(answer: list[Any]) -> str:
     return f"{len(holdings(answer))} hold it"
-
-
-def _ignore(*_: object) -> None:
-    """Nobody waits in a queue here."""
