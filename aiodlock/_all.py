@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from . import _clock
 from ._body import Body
-from ._errors import LockError, LostReason
+from ._errors import LeaseLostError, LockError, LostReason
 from ._lease import Lease
 from ._lock import Lock, newest_entry
 from ._running import may_await
@@ -28,8 +28,8 @@ class AllLocks:
 
     Entering makes the server calls of `Lock.acquire`, and raises what it does, for the name that
     was not got; none is held then. `LeaseLostError` if one is lost while the next is waited for.
-    Leaving releases all at once, and raises as a lock's block does, `LeaseLostError` for the name
-    that was lost.
+    Leaving releases all at once, and raises as a lock's block does, `LeaseLostError` for the first
+    name that was lost, with the others in its notes.
 
     Cancellation: what was got is released, and waited for, 1 s at most.
     """
@@ -227,10 +227,24 @@ class AllLeases(Mapping[str, Lease]):
         finally:
             self._leave_blocks()
         failures = {name: task.result() for name, task in releasing.items() if task.done()}
-        # The lost ones last, for the first of them raises.
-        for lease in sorted(leases, key=lambda lease: lease._validity.reason is not None):
-            failure = failures.get(lease.name)
-            lease._conclude(error, failure, is_our_cancel=is_our_cancel)
+        self._conclude(error, failures, is_our_cancel=is_our_cancel)
+
+    def _conclude(
+        self,
+        error: BaseException | None,
+        failures: Mapping[str, BaseException | None],
+        *,
+        is_our_cancel: bool,
+    ) -> None:
+        # The lost ones last, for the first of them raises; it has the others in its notes.
+        leases = sorted(self._leases.values(), key=lambda lease: lease._validity.reason is not None)
+        for number, lease in enumerate(leases, start=1):
+            try:
+                lease._conclude(error, failures.get(lease.name), is_our_cancel=is_our_cancel)
+            except LeaseLostError as first:
+                for other in leases[number:]:
+                    first.add_note(f"aiodlock: {other._lost_error()}")
+                raise
 
     def _begin_releases(
         self, release: Callable[[Lease], Coroutine[Any, Any, Any]]

@@ -40,7 +40,8 @@ class Election:
     async def leader(self) -> Leader | None:
         """Who leads now, also if it is this task; None: nobody.
 
-        One script call; changes nothing. It may be another by the time you read it.
+        One script call (over a quorum to each node); changes nothing. It may be another by the time
+        you read it.
 
         Raises:
             ServerUnreachable: No answer within `request_timeout`.

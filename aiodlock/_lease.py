@@ -172,8 +172,8 @@ class Lease:
         """Make the time left at least *ttl*, if this lease is still ours.
 
         One script call, shared with what else this client extends in the same turn of the event
-        loop; repeated, within `request_timeout`, while there is no answer. Never shortens a lease,
-        and never makes it longer than `max_hold` allows.
+        loop (over a quorum to each node); repeated, within `request_timeout`, while there is no
+        answer. Never shortens a lease, and never makes it longer than `max_hold` allows.
 
         Args:
             ttl: Seconds, at least 0.01. Default: the lock's ttl.
@@ -253,8 +253,8 @@ class Lease:
         With `hold_at_least`, to nobody until that time is over. A reentrant lease is given up by
         the last release of as many as there were acquisitions.
 
-        One script call; repeated, within `request_timeout`, while there is no answer. Idempotent.
-        The watchdog has ended when this returns.
+        One script call (over a quorum to each node); repeated, within `request_timeout`, while
+        there is no answer. Idempotent. The watchdog has ended when this returns.
 
         Returns:
             Whether this call removed it. False says only that it did not, for it was released

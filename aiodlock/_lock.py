@@ -121,6 +121,7 @@ class Lock:
 
         One script call where the lock is free (a client's first asks each primary what it may do:
         one more). A waiter sends about three in min(6, max(ttl, 1)) seconds, more with a `Backoff`.
+        Over a quorum each try is two to every node, or one without fencing.
 
         Args:
             wait_timeout: Seconds that acquiring may take, at least 0 (one request); None: for
@@ -159,7 +160,7 @@ class Lock:
     async def inspect(self) -> LockInfo:
         """What stands under the name now.
 
-        One script call; changes nothing.
+        One script call (over a quorum to each node); changes nothing.
 
         Raises:
             ServerUnreachable: No answer within `request_timeout`.

@@ -69,7 +69,7 @@ class Shared(Lock):
     async def inspect(self) -> SharedInfo:
         """Who holds, and how many wait.
 
-        One script call; changes nothing.
+        One script call (over a quorum to each node); changes nothing.
 
         Returns:
             Holders of any kind: those that another client's reader, writer or semaphore let in.

@@ -281,7 +281,7 @@ def assert_not_cancelled() -> None:
 async def test_all_lost_at_once_cancel_the_body_once(
     make_client: MakeClient, proxy: ChaosProxy, redis: Redis
 ) -> None:
-    """A silent server: the first in order is named."""
+    """A silent server: the first in order is named, the others stand in its notes."""
     locks = make_client(proxy.url, request_timeout=0.2)
     cancels = 0
     with pytest.raises(LeaseLostError) as lost:
@@ -294,6 +294,8 @@ async def test_all_lost_at_once_cancel_the_body_once(
                 await asyncio.sleep(0.1)
                 raise
     assert (lost.value.name, lost.value.reason) == ("a", LostReason.UNREACHABLE)
+    notes = lost.value.__notes__
+    assert ["'b'" in note or "'c'" in note for note in notes] == [True, True], notes
     assert cancels == 1
     assert_not_cancelled()
 
