@@ -220,8 +220,8 @@ class Lease:
     async def downgrade(self) -> None:
         """Go on as a reader: those who wait next, and only read, enter at once.
 
-        For the lease of a writer. One script call; repeated, within `request_timeout`, while there
-        is no answer (over a quorum: one to every node, once). The fencing token stays.
+        For the lease of a writer. One script call (over a quorum to each node); repeated, within
+        `request_timeout`, while there is no answer. The fencing token stays.
 
         Raises:
             LeaseLostError: It expired, or was taken.
@@ -235,16 +235,17 @@ class Lease:
             raise RuntimeError(f"only a writer can downgrade; this is a lease of {self.name!r}")
         self._check_loop()
         self.check()
+        self._acquisition.reads_only = True  # It may be so from now on.
         try:
-            is_ours = await self._store.downgrade(
+            not_ours = await self._store.downgrade(
                 self._acquisition, within=self._terms.request_timeout
             )
         except NoAnswer as error:
             raise error.unreachable(
                 f"the downgrade of {self.name!r} was not answered", name=self.name
             ) from error.origin
-        if not is_ours:
-            self._lose(self._validity.find_taken(None))
+        if not_ours is not None:
+            self._lose(self._validity.find_taken(not_ours.value))
         self.check()
 
     async def release(self) -> bool:
@@ -357,6 +358,13 @@ class Lease:
     def lock_key(self) -> str:
         """What tells its name from others, of other prefixes too."""
         return self._acquisition.keys.lock
+
+    @property
+    def access(self) -> _names.Access | None:
+        """What it is for, where several may hold the name."""
+        if self._acquisition.reads_only:
+            return "reading"
+        return _names.access_of(self.owner_token)
 
     @property
     def terms(self) -> Terms:

@@ -36,15 +36,20 @@ def check_leaves_room(
     Raises:
         RuntimeError: It would wait for itself, for ever.
     """
+    key = acquisition.keys.lock
     own = [
-        _names.access_of(lease.owner_token)
-        for lease in leases
-        if lease.body_task is task and lease.lock_key == acquisition.keys.lock
+        lease for lease in leases if lease.lock_key == key and _lasts_while_it_waits(lease, task)
     ]
-    if not own or task is None or len(own) < _names.limit_of(acquisition.token):
+    tokens = [acquisition.token, *(lease.owner_token for lease in own)]
+    if not own or len(own) < min(map(_names.limit_of, tokens)):
         return
-    advice = _ADVICE.get((own[0], _names.access_of(acquisition.token)), "enter once")
+    access = own[0].access
+    advice = _ADVICE.get((access, _names.access_of(acquisition.token)), "enter once")
     raise RuntimeError(
-        f"this task holds {acquisition.name!r} already ({own[0]}), so that it would wait for "
+        f"this task holds {acquisition.name!r} already ({access}), so that it would wait for "
         f"itself: {advice}"
     )
+
+
+def _lasts_while_it_waits(lease: Lease, task: asyncio.Task[object] | None) -> bool:
+    return lease.body_task is task is not None and lease.is_endless

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -38,6 +39,8 @@ class Session:
         self._holder = holder
         self._acquired = 0
         self._reentries = Reentries()
+        # Those of names that several may hold; who waits for one looks at all of them.
+        self._sharing: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._waits: set[Wait | Tries] = set()  # Bound: as many as tasks that acquire.
         self._no_waits: asyncio.Event | None = None
 
@@ -118,7 +121,7 @@ class Session:
         return self._refuse_wait_for_own_lock if is_endless else _go_on
 
     def _refuse_wait_for_own_share(self, acquisition: Acquisition, standing: str) -> None:
-        check_leaves_room(acquisition, self._watchdogs.leases(), running_task())
+        check_leaves_room(acquisition, self._sharing, running_task())
 
     async def _failed(self, wait: Wait | Tries, terms: Terms, error: BaseException) -> None:
         """Release what may stand: in the background, or waited for by a cancelled caller."""
@@ -139,6 +142,8 @@ class Session:
         self._watchdogs.watch(lease)
         if isinstance(lease, ReentrantLease):
             self._reentries.add(lease)
+        if acquisition.is_shared:
+            self._sharing.add(lease)
         return lease
 
     def _refuse_wait_for_own_lock(self, acquisition: Acquisition, standing: str) -> None:

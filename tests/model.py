@@ -161,6 +161,7 @@ class Model:
             assert head is not None
             if _SHARES.search(head):
                 self.remove(name.alive, token)
+                name.keep_lives(SIDE_KEYS_MS)
                 raise ServerError("WRONGTYPE The name is locked as something else")
             value = name.hand_over(head, max(1, head_left_ms))
             name.tell(inboxes, head, value)
@@ -468,10 +469,13 @@ class _Name:
         return self._head()
 
     def take_earliest_live(self) -> tuple[bytes | None, int]:
-        """The same for a release, which leaves the lock free behind 1000 dead ones."""
+        """The same for a release, which leaves the lock free behind 1000 dead ones.
+
+        And before one who would share it: a lock cannot be handed to that one.
+        """
         for _ in range(DEAD_MAX):
-            head, left_ms = self._head()
-            if head is None:
+            head, left_ms = self._head(keeps=False)
+            if head is None or (left_ms > 0 and _SHARES.search(head)):
                 break
             self.leave(head)
             if left_ms > 0:
@@ -485,7 +489,7 @@ class _Name:
             if member not in waiters:
                 self._server.remove(self.alive, member)
 
-    def _head(self) -> tuple[bytes | None, int]:
+    def _head(self, *, keeps: bool = True) -> tuple[bytes | None, int]:
         """The head with the ms it lives on: at most 6 s, whatever is known of it."""
         head = self._server.members(self.queue).first()
         if head is None:
@@ -493,7 +497,8 @@ class _Name:
         until_ms = self._server.members(self.alive).scores.get(head)
         if until_ms is None or until_ms - self._server.now_ms > LIVENESS_MS_MAX:
             # An eviction took it, or the clock stepped back since: as if it had polled just now.
-            self.set_liveness(head, LIVENESS_MS_MAX)
+            if keeps:
+                self.set_liveness(head, LIVENESS_MS_MAX)
             return head, LIVENESS_MS_MAX
         return head, int(until_ms) - self._server.now_ms
 

@@ -1643,7 +1643,7 @@ _QUORUM: Final = (
                 Line(
                     QuorumStore,
                     "acquire",
-                    "await self._confirm(ballot, ttl_ms, until - _clock.now())",
+                    "await self._confirm(ballot, ttl_ms, within=until - _clock.now())",
                     "deadline",
                 ),
                 _OF_QUORUM + "test_fencing_token_stands_on_a_majority_when_the_body_begins",

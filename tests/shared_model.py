@@ -41,7 +41,7 @@ class SharedModel(Model):
 
     def _share_acquire(self, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
         token, ttl_ms, alive_ms, inboxes = args[0], int(args[1]), int(args[2]), args[3]
-        name = _Shared(self, keys, token)
+        name = _Shared(self, keys, token, reads=len(args) > 4)
         if not self.exists(name.lock, name.queue, name.alive, name.grants):
             return [1, name.enter(token, ttl_ms), ttl_ms, 0]
         if name.has_tombstone(token):
@@ -53,13 +53,14 @@ class SharedModel(Model):
             return name.confirm_holder(ttl_ms)
         name.forget_unless_granted(token)
         name.drop_ended()
-        if name.is_of_another_kind():
-            raise ServerError("WRONGTYPE The name is locked as something else")
+        name.refuse_holders_of_another_kind()
         if is_queued and alive_ms:
             name.set_liveness(token, alive_ms)
         entered = name.let_in(inboxes, own_client_id=None, own_life_ms=ttl_ms)
         if token not in entered and not self.exists(name.queue) and name.has_room_for(token):
             entered[token] = name.enter(token, ttl_ms)
+        if token not in entered:
+            name.refuse_head_of_another_kind()
         name.purge()
         if token in entered:
             return [1, entered[token], ttl_ms, 0]
@@ -125,6 +126,7 @@ class SharedModel(Model):
 
     def _share_inspect(self, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
         name = _Shared(self, (keys[0], b"", keys[1], b"", keys[2]), b"")
+        name.look_at_holders()
         reply: Reply = [len(self.members(keys[1]))]
         for member, left_ms in name.living()[:HOLDERS_MAX]:
             reads_only = b"+" + member in self.members(name.grants).scores
@@ -135,12 +137,15 @@ class SharedModel(Model):
 class _Shared(_Name):
     """The five keys of one name, for the length of one script that *token* asks for."""
 
-    __slots__ = ("grants", "token")
+    __slots__ = ("grants", "reads", "token")
 
-    def __init__(self, server: Model, keys: Sequence[bytes], token: bytes) -> None:
+    def __init__(
+        self, server: Model, keys: Sequence[bytes], token: bytes, *, reads: bool = False
+    ) -> None:
         super().__init__(server, keys[:4])
         self.grants = keys[4]
         self.token = token
+        self.reads = reads
 
     # Who holds.
 
@@ -148,6 +153,11 @@ class _Shared(_Name):
         for key in (self.lock, self.grants, self.queue):
             self._server.members(key)
         self.last_fencing_token()
+
+    def look_at_holders(self) -> None:
+        first = self._server.members(self.lock).first()
+        if first is not None and _ASKS.search(first) is None:
+            raise ServerError("WRONGTYPE The key holds something else")
 
     def error_of_lock(self) -> ServerError | None:
         try:
@@ -216,6 +226,7 @@ class _Shared(_Name):
             self._server.remove(self.lock, member)
 
     def drop_ended(self) -> None:
+        self.look_at_holders()
         for member in self._server.members(self.lock).up_to(self._server.now_ms, DEAD_MAX):
             self.remove_holder(member)
         if not self._server.members(self.lock):
@@ -230,8 +241,14 @@ class _Shared(_Name):
             return 0
         if asks[3]:
             return int(asks[3])
-        is_writer = asks[2] and b"+" + member not in self._server.members(self.grants).scores
-        return 1 if is_writer else math.inf
+        if asks[2] and self._has_downgraded(member):
+            return math.inf
+        return 1 if asks[2] else math.inf
+
+    def _has_downgraded(self, member: bytes) -> bool:
+        if self.reads and member == self.token:
+            return True
+        return b"+" + member in self._server.members(self.grants).scores
 
     def is_semaphore(self) -> bool:
         asks = _ASKS.search(self.token)
@@ -248,14 +265,21 @@ class _Shared(_Name):
         inside = len(self._server.members(self.lock))
         return inside + 1 <= min(self.limit(), self.limit_of(member))
 
-    def is_of_another_kind(self) -> bool:
+    def refuse_holders_of_another_kind(self) -> None:
+        if self.limit() == 0:
+            raise ServerError("WRONGTYPE The name is locked as something else")
+
+    def refuse_head_of_another_kind(self) -> None:
         head = self._server.members(self.queue).first()
-        return self.limit() == 0 or (head is not None and self.limit_of(head) == 0)
+        if head is not None and self.limit_of(head) == 0:
+            raise ServerError("WRONGTYPE The name is locked as something else")
 
     def enter(self, member: bytes, life_ms: int) -> int:
         fencing_token = self._next_fencing_token()
         self._server.add(self.lock, member, self._server.now_ms + life_ms)
         self._server.add(self.grants, member, fencing_token)
+        if self.reads and member == self.token:
+            self._server.add(self.grants, b"+" + member, 0)
         self.leave(member)
         self._keep_holders(life_ms)
         return fencing_token

@@ -865,6 +865,9 @@ BY_HAND: Final[list[list[Step]]] = [
         for tail in ("r", "w", "s3", "x")
         for alive_ms in (6_000, 0)
     ),
+    [Add(0, f"{C}r", None, 1), Acquire(0, A), Acquire(0, A, alive_ms=0)],
+    [Acquire(0, A), Add(0, f"{C}r", None, 1), Release(0, A), Release(0, B), Inspect(0)],
+    [Acquire(0, A), Add(0, f"{C}r", -1, 1), Acquire(0, B), Release(0, A), Release(0, B)],
     # What stood before the clock stepped back, or was evicted.
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000, 2**52), Acquire(0, C), Release(0, A)],
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000), Delete(0, "lock"), Acquire(0, C)],
@@ -969,7 +972,15 @@ MUTANTS: Final = [
     ),
     (
         "a refused one keeps its liveness",
-        Mutant("acquire", "redis.call('ZREM', KEYS[4], token)  -- My", "-- My"),
+        Mutant("acquire", "redis.call('ZREM', KEYS[4], token)\n    keep", "keep"),
+    ),
+    (
+        "a refusal leaves a key without a TTL",
+        Mutant("acquire", "token)\n    keep_livenesses()", "token)"),
+    ),
+    (
+        "a release hands a lock to a sharer",
+        Mutant("release", "if until_ms > now_ms and string.match(head", "if false and (head"),
     ),
     ("no last token is none", Mutant("acquire", "last > 0 and last or now_us", "last")),
     ("one dead less is passed over", Mutant("acquire", "n == 1000 then", "n == 999 then")),

@@ -424,7 +424,7 @@ async def test_round_without_a_majority_heals_where_the_rule_is_put_out(
         self: QuorumStore, ballot: Any, ttl_ms: int, within: float, **options: Any
     ) -> Any:
         try:
-            return await original(self, ballot, ttl_ms, within, **options)
+            return await original(self, ballot, ttl_ms, within=within, **options)
         finally:
             self._heal(ballot, ttl_ms, within)
 

@@ -754,7 +754,7 @@ CHECKS = {
         ),
     ],
     check_only_the_head_enters: [
-        Mutant("share_acquire", "if let_in() and not own_text and", "let_in() if"),
+        Mutant("share_acquire", "if is_empty and not own_text and", "if"),
     ],
     check_neighbours_enter_together: [
         Mutant("share_release", "for _ = 1, 1000 do", "for _ = 1, 1 do"),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from aiodlock.testing import LockServer, lock_server
 from tests import shared_model
 from tests.by_hand import ONE, OTHER, THIRD, client_id
+from tests.model import Model
 from tests.mutants import Mutant, function_mutant
 from tests.shared_model import SharedModel, _Shared
 from tests.test_differential import (
@@ -88,10 +89,26 @@ class Acquire(Share):
     token: str
     ttl_ms: int = 30_000
     alive_ms: int = 6_000
+    reads: bool = False
 
     def call(self, world: World) -> tuple[str, list[bytes], list[bytes]]:
         args = [self.token.encode(), b"%d" % self.ttl_ms, b"%d" % self.alive_ms, INBOXES]
-        return "share_acquire", self.keys(), args
+        return "share_acquire", self.keys(), [*args, b"r"] if self.reads else args
+
+
+@dataclass(frozen=True)
+class Members(Step):
+    """A sorted set of somebody else's stands in the lock's key."""
+
+    member: bytes
+    score: int
+
+    def commands(self, world: World) -> list[tuple[bytes, ...]]:
+        return [(b"ZADD", self.key("lock"), b"%d" % self.score, self.member)]
+
+    def apply(self, model: Model, world: World) -> object:
+        model.zadd(self.key("lock"), {self.member: self.score})
+        return ...
 
 
 @dataclass(frozen=True)
@@ -168,6 +185,7 @@ def steps_of(tokens: list[str]) -> st.SearchStrategy[Step]:
         (2, st.builds(Discard, name, token)),
         (2, st.builds(Inspect, name)),
         (2, st.builds(Acquire, name, any_token)),
+        (2, st.builds(Acquire, name, st.just(W1), ttl_ms, st.just(0), st.just(True))),
         (1, st.builds(Mute, name, st.booleans())),
         (1, st.builds(Set, name, st.just("lock"), st.just(b"foreign"), st.just(150))),
         (2, st.builds(Set, name, st.just("fence"), st.sampled_from(FENCES), st.just(10_000))),
@@ -199,12 +217,17 @@ BY_HAND: Final[list[list[Step]]] = [
     [*(Acquire(0, t) for t in (W1, R1, R2, R3)), Delete(0, "lock"), Acquire(0, R2), Inspect(0)],
     [*(Acquire(0, t) for t in (W1, R1, R2)), Delete(0, "lock"), Acquire(0, W2), Acquire(0, W1)],
     [*(Acquire(0, t) for t in (W1, R1)), Delete(0, "lock"), Acquire(0, R2, alive_ms=0)],
+    [*(Acquire(0, t) for t in (W1, R1, R2)), Mute(0, True), Delete(0, "lock"), Acquire(0, R2)],
+    [Acquire(0, W1), Acquire(0, R1), Acquire(0, R2, 30_000, 150), Release(0, W1), Inspect(0)],
     # A writer that reads from now on.
     [*(Acquire(0, t) for t in (W1, R1, R2, W2)), Release(0, W1, b"r"), Inspect(0), Release(0, W1)],
     [Acquire(0, W1), Release(0, W1, b"r"), Acquire(0, R1), Acquire(0, W2), Extend(0, W1, 60_000)],
     [Acquire(0, W1), Acquire(0, W2), Release(0, W2, b"r"), Release(0, R1, b"r"), Inspect(0)],
     [Acquire(0, W1), Acquire(0, R1), Delete(0, "grants"), Release(0, W1, b"r"), Inspect(0)],
     [Acquire(0, W1), Acquire(0, R1), WrongType(0, "grants"), Release(0, W1, b"r")],
+    [Acquire(0, W1, reads=True), Acquire(0, R1), Acquire(0, W2), Inspect(0)],
+    [Acquire(0, R1), Acquire(0, W1, 30_000, 0, True), Inspect(0), Acquire(0, W2)],
+    [Acquire(0, W2), Acquire(0, W1, reads=True), Release(0, W2), Acquire(0, W1, reads=True)],
     # Permits, the same and others.
     [*(Acquire(0, t) for t in SEMAPHORES), Release(0, S1), Inspect(0), Acquire(0, S1)],
     [*(Acquire(0, t) for t in SEMAPHORES[1:]), Release(0, S2), Release(0, S3), Inspect(0)],
@@ -218,6 +241,11 @@ BY_HAND: Final[list[list[Step]]] = [
     [Add(0, PLAIN, 3_000, 5), Acquire(0, R1), Release(0, R1), Delete(0, "queue"), Acquire(0, R1)],
     [Acquire(0, R1), Add(0, PLAIN, 3_000, 5), Acquire(0, R2), Release(0, R1), Inspect(0)],
     [Set(0, "lock", b"foreign"), Acquire(0, R1), Inspect(0), Release(0, R1), Discard(0, R1)],
+    [Acquire(0, R1), Acquire(0, W1), Add(0, PLAIN, 3_000, 2**52), Release(0, R1), Release(0, W1)],
+    [Acquire(0, W1), Acquire(0, R1), Add(0, PLAIN, 3_000, 2**52), Delete(0, "lock"),
+     Acquire(0, R1)],
+    [Add(0, PLAIN, -1, 5), Acquire(0, R1), Inspect(0)],
+    [Members(0, b"stranger", 5), Acquire(0, R1), Inspect(0), Release(0, R1, b"1"), Extend(0, R1)],
     # Asked again; evicted in part.
     [Acquire(0, R1), Acquire(0, R1, 10_000), Acquire(0, R1, 60_000), Extend(0, R1, 10_000)],
     [Acquire(0, R1), Extend(0, R1, stale=True), Extend(0, R2), Extend(0, R1, 60_000), Inspect(0)],
@@ -321,11 +349,16 @@ MUTANTS: Final = [
     Mutant("share_acquire", "  if left < ttl_ms then", "  if true then"),
     Mutant("share_acquire", "if end_ms and not granted then", "if false then"),
     Mutant("share_acquire", "    left = ttl_ms\n", ""),
-    Mutant("share_acquire", "most == 0 or (first and limit_of(first) == 0)", "most == 0"),
-    Mutant("share_acquire", "most == 0 or (first and", "(first and"),
-    Mutant("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nif", "end\nif"),
-    Mutant("share_acquire", "if let_in() and not own_text and", "let_in() if"),
-    Mutant("share_acquire", "if let_in() and not own_text and", "if let_in() and"),
+    Mutant("share_acquire", "if most == 0 then", "if false then"),
+    Mutant("share_acquire", "if first and not own_text and limit_of(first) == 0", "if false"),
+    Mutant("share_acquire", "if first and not own_text and limit_of", "if first and limit_of"),
+    Mutant("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nloc", "end\nloc"),
+    Mutant("share_acquire", "if is_empty and not own_text and", "if"),
+    Mutant("share_acquire", "if is_empty and not own_text and", "if is_empty and"),
+    Mutant("share_acquire", "  if ARGV[5] then\n", "  if false then\n"),
+    Mutant("share_acquire", "local reads = ARGV[5] == 'r'", "local reads = false"),
+    Mutant("share_acquire", "if reads and member == token then", "if false then"),
+    Mutant("share_inspect", "if one and not", "if false and not"),
     Mutant("share_acquire", "not own_text and may_enter(token) then", "not own_text then"),
     Mutant("share_acquire", "if not redis.call('ZSCORE', KEYS[3], member) then", "if true then"),
     Mutant("share_acquire", "math.max(highest + 1, now_us)", "now_us"),
@@ -363,7 +396,8 @@ MUTANTS: Final = [
         for old, new in (
             ("  redis.call('ZREM', KEYS[5], member, '+' .. member)\n", ""),
             ("(kind == 's') ~= is_semaphore", "false"),
-            ("kind == 'r' or redis.call('ZSCORE', KEYS[5], '+' .. member)", "kind == 'r'"),
+            (" or redis.call('ZSCORE', KEYS[5], '+' .. member)", ""),
+            ("if one and not", "if false and not"),
             ("is_semaphore and -1 or 0", "0"),
             ("  redis.call('DEL', KEYS[5])  -- What an evicted lock left.\n", ""),
             ("return inside < math.min(most, limit_of(member))", "return inside < most"),

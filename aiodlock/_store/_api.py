@@ -18,7 +18,8 @@ class Acquisition:
     connections of the acquires that were not answered: a late copy may still arrive there, after a
     release that went over another one. `releases` counts the releases that were sent. `packed` is
     what the store makes of keys and token for its wire; it lives as long as the acquisition.
-    `is_shared`: several may hold the name, as the tail of the token says.
+    `is_shared`: several may hold the name, as the tail of the token says; `reads_only`: it is a
+    writer that has downgraded.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Acquisition:
     releases: int = 0
     packed: bytes = b""
     is_shared: bool = False
+    reads_only: bool = False
 
 
 class Granted(NamedTuple):
@@ -186,8 +188,8 @@ class Store(Protocol):
         Before *keep_until* (an instant on our clock) the name stays taken until then, by nobody.
         """
 
-    async def downgrade(self, acquisition: Acquisition, *, within: float) -> bool:
-        """A writer only reads from now on: whether it held; repeated until answered."""
+    async def downgrade(self, acquisition: Acquisition, *, within: float) -> NotOurs | None:
+        """A writer only reads from now on, if it holds; repeated until answered."""
 
     async def inspect(
         self, name: str, keys: Keys, *, within: float, is_shared: bool = False

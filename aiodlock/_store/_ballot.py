@@ -59,7 +59,6 @@ class Ballot:
         self.parts = [
             Part(Acquisition(name, keys, token, is_shared=self.is_shared)) for _ in range(nodes)
         ]
-        self.reads = False  # Of a writer: it only reads from now on.
         self.fencing_token = 0  # 0: none, or none yet.
         self.is_over = False  # It is released: nothing may be taken for it any more.
 

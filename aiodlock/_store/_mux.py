@@ -218,7 +218,11 @@ class Link:
         if isinstance(reply, NoAnswer):
             request.settle(reply)
             return self.drop(reply)
-        request.call.heard(self.number, reply)
+        try:
+            request.call.heard(self.number, reply)
+        except Exception as error:
+            request.settle(_lost(error))  # Nothing else would: it is not outstanding any more.
+            raise
         return request.settle(reply)
 
     def _send_again(self, request: Request) -> None:

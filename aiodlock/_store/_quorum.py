@@ -6,9 +6,9 @@ import asyncio
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from .. import _clock, _names
 from .._cleanup import Background
@@ -34,10 +34,12 @@ from ._router import Router
 from ._shares import ShareConfirm, ShareInspect, agreed, holdings, standing_of
 from ._wire import SimpleCall, anew, maybe_text
 
+_T = TypeVar("_T")
+
 # What a node answers, or why it did not.
 _Answer: TypeAlias = "list[Any] | LockError | NoAnswer"
 
-# Between two rounds of an inspection.
+# Between two rounds of what is asked until it is answered.
 _PAUSE_S: Final = 0.05
 
 
@@ -108,7 +110,7 @@ class QuorumStore:
             return Granted(acquisition.token, None, deadline, already=False)
         ballot.fencing_token = max(grant.fencing_token or 0 for grant in grants)
         until = min(sent_at + within, deadline)
-        confirmed = await self._confirm(ballot, ttl_ms, until - _clock.now())
+        confirmed = await self._confirm(ballot, ttl_ms, within=until - _clock.now())
         if isinstance(confirmed, NotOurs):
             raise NoAnswer("it was granted, and gone again before its second round")
         if deadline <= _clock.now():
@@ -127,7 +129,7 @@ class QuorumStore:
         ballot = self._ballots[acquisition]
         if self._twin:
             raise NoAnswer(self._twin)
-        answer = await self._confirm(ballot, ttl_ms, within, heals=True)
+        answer = await self._confirm(ballot, ttl_ms, within=within, heals=True)
         if not isinstance(answer, NotOurs) and not ballot.is_over:
             self._heal(ballot, ttl_ms, within)
         return answer
@@ -164,25 +166,20 @@ class QuorumStore:
         # Undecided: nobody can say that it was not ours.
         return Released(outcome != "no", standing, repeated)
 
-    async def downgrade(self, acquisition: Acquisition, *, within: float) -> bool:
+    async def downgrade(self, acquisition: Acquisition, *, within: float) -> NotOurs | None:
         """Readers get a majority once one of the nodes that they need knows of it."""
         ballot = self._ballots[acquisition]
-        ballot.reads = True
-        return not isinstance(await self._confirm(ballot, 0, within), NotOurs)
+        for part in ballot.parts:
+            part.acquisition.reads_only = True
+        answer = await _insist(partial(self._confirm, ballot, 0), within)
+        return answer if isinstance(answer, NotOurs) else None
 
     async def inspect(
         self, name: str, keys: Keys, *, within: float, is_shared: bool = False
     ) -> Standing:
         """What a majority says; asked again until one says something, for *within* seconds."""
         inspect = self._inspect_shared if is_shared else self._inspect
-        ends_at = _clock.now() + within
-        while True:
-            try:
-                return await inspect(name, keys, within=ends_at - _clock.now())
-            except NoAnswer:
-                if _clock.now() + _PAUSE_S >= ends_at:
-                    raise
-            await asyncio.sleep(_PAUSE_S)
+        return await _insist(partial(inspect, name, keys), within)
 
     async def _inspect(self, name: str, keys: Keys, *, within: float) -> Standing:
         """The votes are of all who are not much slower than the majority."""
@@ -301,7 +298,7 @@ class QuorumStore:
             round_.fail(index, reply)
 
     async def _confirm(
-        self, ballot: Ballot, ttl_ms: int, within: float, *, heals: bool = False
+        self, ballot: Ballot, ttl_ms: int, *, within: float, heals: bool = False
     ) -> float | NotOurs:
         """The new deadline, if a majority says that it is ours; they know its fencing token now.
 
@@ -414,6 +411,18 @@ class QuorumStore:
 _SILENT: Final = object()
 
 
+async def _insist(ask: Callable[..., Awaitable[_T]], within: float) -> _T:
+    """The first answer; bounded by *within* seconds, of which each try has half of what is left."""
+    ends_at = _clock.now() + within
+    while True:
+        try:
+            return await ask(within=(ends_at - _clock.now()) / 2)
+        except NoAnswer:
+            if _clock.now() + _PAUSE_S >= ends_at:
+                raise
+        await asyncio.sleep(_PAUSE_S)
+
+
 def _hear_inspect(index: int, round_: Round[list[Any]], reply: _Answer) -> None:
     if isinstance(reply, NameTakenError):
         reply = [NOT_A_LOCK, -1, 0]
@@ -444,7 +453,7 @@ def _confirming(ballot: Ballot, acquisition: Acquisition, ttl_ms: int) -> Confir
     fencing_token = ballot.fencing_token
     if not ballot.is_shared:
         return Confirm(acquisition, ttl_ms=ttl_ms, fencing_token=fencing_token)
-    return ShareConfirm(acquisition, ttl_ms=ttl_ms, fencing_token=fencing_token, reads=ballot.reads)
+    return ShareConfirm(acquisition, ttl_ms=ttl_ms, fencing_token=fencing_token)
 
 
 def _vote(label: str, reply: list[Any] | None, trouble: Exception | None) -> NodeStanding:

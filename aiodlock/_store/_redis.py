@@ -133,10 +133,13 @@ class RedisStore:
             raise
         return call.answer(reply)
 
-    async def downgrade(self, acquisition: Acquisition, *, within: float) -> bool:
+    async def downgrade(self, acquisition: Acquisition, *, within: float) -> NotOurs | None:
         call = Downgrade(acquisition, self._us, notice=self._notice_released)
-        reply = await self._caller.reply(call, within, insists=True)
-        return bool(reply[0])
+        try:
+            reply = await self._caller.reply(call, within, insists=True)
+        except NameTakenError:
+            return NotOurs(NOT_A_LOCK)
+        return None if reply[0] else NotOurs(None)
 
     async def inspect(
         self, name: str, keys: Keys, *, within: float, is_shared: bool = False

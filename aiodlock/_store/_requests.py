@@ -12,8 +12,8 @@ from ._api import Acquisition, Granted, Refused, Released
 from ._wire import Call, Script, SimpleCall, bulk, maybe_text, pack, text
 
 ACQUIRE: Final = Script("acquire")
-RELEASE: Final = Script("release", items=2)
-RETIRE: Final = Script("retire", items=2)
+RELEASE: Final = Script("release")
+RETIRE: Final = Script("retire")
 DISCARD: Final = Script("discard", items=2)
 INSPECT: Final = Script("inspect", items=3)
 CONFIRM: Final = Script("confirm", items=2)
@@ -27,9 +27,11 @@ NOT_A_LOCK: Final = "(a key that is not a lock)"
 # Of an acquire, and of a release: how many keys, four keys, four arguments. Where several may hold
 # there is a key more.
 _PARTS: Final = 1 + 4 + 4
-# By the first of them.
-_ACQUIRE_ITEMS: Final = {1: 4, 0: 6, -1: 1}
+# The types of a reply, by the first of it.
+_ACQUIRE_SHAPES: Final = {1: (int,) * 4, 0: (int, bytes, *(int,) * 4), -1: (int,)}
+_RELEASE_SHAPES: Final = ((int, bytes), (int, type(None)))
 _FLAG: Final = {False: bulk("0"), True: bulk("1")}
+READ: Final = bulk("r")
 
 
 class Us:
@@ -60,6 +62,8 @@ class Acquire(Call):
         script = SHARE_ACQUIRE if acquisition.is_shared else ACQUIRE
         super().__init__(script, acquisition.name, acquisition.keys.lock)
         self._packed = packed_of(acquisition) + _packed_ms(ttl_ms, alive_ms) + us.inbox_prefix
+        if acquisition.reads_only:
+            self._packed += READ
         self.may_repeat = may_repeat
         self.sent_at = 0.0
         self.link = 0
@@ -67,10 +71,11 @@ class Acquire(Call):
         self._notice = notice
 
     def parts(self, number: int) -> tuple[int, bytes]:
-        return _PARTS + self._acquisition.is_shared, self._packed
+        return _PARTS + self._acquisition.is_shared + self._acquisition.reads_only, self._packed
 
     def fits(self, reply: list[Any]) -> bool:
-        return bool(reply) and len(reply) == _ACQUIRE_ITEMS.get(reply[0])
+        shape = tuple(map(type, reply))
+        return shape[:1] == (int,) and shape == _ACQUIRE_SHAPES.get(reply[0])
 
     def sent(self, number: int) -> None:
         self._acquisition.asked.append(number)
@@ -123,6 +128,9 @@ class Release(Call):
         packed = packed_of(self.acquisition) + _FLAG[leaves_tombstone] + self._us.all
         return _PARTS + self.acquisition.is_shared, packed
 
+    def fits(self, reply: list[Any]) -> bool:
+        return tuple(map(type, reply)) in _RELEASE_SHAPES
+
     def with_one_key(self) -> Call | None:
         return SimpleCall(DISCARD, self.name, [self.key], self.acquisition.token)
 
@@ -146,6 +154,9 @@ class ShareRelease(Release):
     """Lets in whoever may enter then, several of ours perhaps."""
 
     __slots__ = ()
+
+    def fits(self, reply: list[Any]) -> bool:
+        return says_who_entered(reply)
 
     def with_one_key(self) -> Call:
         return SimpleCall(SHARE_DISCARD, self.name, [self.key], self.acquisition.token)
@@ -203,6 +214,11 @@ def releasing(*, is_shared: bool, keep_until: float | None) -> Callable[..., Rel
     if keep_until is None or keep_until <= _clock.now():
         return Release
     return functools.partial(Retire, keep_until=keep_until)
+
+
+def says_who_entered(reply: list[Any]) -> bool:
+    """Whether *reply* is 0 or 1, with the values of those who entered."""
+    return bool(reply) and reply[0] in (0, 1) and all(type(value) is bytes for value in reply[1:])
 
 
 def tell_entered(notice: Callable[[int, str, Keys], None], reply: Any, keys: Keys) -> None:

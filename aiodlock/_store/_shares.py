@@ -9,14 +9,13 @@ from typing import Any, Final
 from .. import _names
 from .._names import Keys
 from ._api import Acquisition, Holding, NodeStanding, Standing
-from ._requests import SHARE_RELEASE, Us, packed_of, tell_entered
-from ._wire import Call, Script, SimpleCall, bulk, text
+from ._requests import READ, SHARE_RELEASE, Us, packed_of, says_who_entered, tell_entered
+from ._wire import Call, Script, SimpleCall, text
 
 SHARE_EXTEND: Final = Script("share_extend")
 SHARE_INSPECT: Final = Script("share_inspect")
 SHARE_CONFIRM: Final = Script("share_confirm")
 
-_READ: Final = bulk("r")
 # How many keys, five keys, four arguments.
 _PARTS: Final = 1 + 5 + 4
 
@@ -34,8 +33,11 @@ class Downgrade(Call):
         self._us = us
         self._notice = notice
 
+    def fits(self, reply: list[Any]) -> bool:
+        return says_who_entered(reply)
+
     def parts(self, number: int) -> tuple[int, bytes]:
-        return _PARTS, packed_of(self._acquisition) + _READ + self._us.all
+        return _PARTS, packed_of(self._acquisition) + READ + self._us.all
 
     def heard(self, number: int, reply: Any) -> None:
         tell_entered(self._notice, reply, self._acquisition.keys)
@@ -47,7 +49,7 @@ class _OfOneHolder(SimpleCall):
     __slots__ = ()
 
     def fits(self, reply: list[Any]) -> bool:
-        return bool(reply) and len(reply) == 1 + reply[0]
+        return reply == [0] or (len(reply) == 2 and reply[0] == 1 and type(reply[1]) is int)
 
 
 class ShareExtend(_OfOneHolder):
@@ -67,17 +69,16 @@ class ShareExtend(_OfOneHolder):
 
 
 class ShareConfirm(_OfOneHolder):
-    """On a node of a quorum, as `Confirm` for a lock; *reads*: a writer only reads from now on."""
+    """On a node of a quorum, as `Confirm` for a lock; a writer that has downgraded only reads."""
 
     __slots__ = ()
 
     may_repeat = False
 
-    def __init__(
-        self, acquisition: Acquisition, *, ttl_ms: int, fencing_token: int, reads: bool
-    ) -> None:
+    def __init__(self, acquisition: Acquisition, *, ttl_ms: int, fencing_token: int) -> None:
         keys = acquisition.keys
-        args = acquisition.token, str(ttl_ms), str(fencing_token), str(int(reads))
+        reads = str(int(acquisition.reads_only))
+        args = acquisition.token, str(ttl_ms), str(fencing_token), reads
         super().__init__(
             SHARE_CONFIRM, acquisition.name, [keys.lock, keys.fence, keys.grants], *args
         )

@@ -32,7 +32,7 @@ async def _heal_always(
     """Who lost it is given it again, whatever the others say."""
     ballot = store._ballots[acquisition]
     try:
-        return await store._confirm(ballot, ttl_ms, within)
+        return await store._confirm(ballot, ttl_ms, within=within)
     finally:
         if not ballot.is_over:
             store._heal(ballot, ttl_ms, within)
@@ -50,7 +50,7 @@ async def _heal_at_once(
             store._heal(ballot, ttl_ms, within)
 
     with mock.patch.object(store, "_hear_confirm", hear):
-        return await store._confirm(ballot, ttl_ms, within)
+        return await store._confirm(ballot, ttl_ms, within=within)
 
 
 _acquire: Final = QuorumStore.acquire

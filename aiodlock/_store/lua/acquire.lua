@@ -97,6 +97,13 @@ local function purge()
   end
 end
 
+-- Whoever wrote to `alive`, and never shorter: a tombstone may need it for longer.
+local function keep_livenesses()
+  if redis.call('PTTL', KEYS[4]) < 12000 then
+    redis.call('PEXPIRE', KEYS[4], 12000)
+  end
+end
+
 -- My liveness comes first: a live waiter must not drop itself.
 if alive_ms > 0 then
   set_liveness(token, now_ms + alive_ms)
@@ -113,7 +120,8 @@ if not value then
     return {1, tonumber(text), ttl_ms, 0}
   end
   if string.match(head, ':%d+[rws]%d*$') then
-    redis.call('ZREM', KEYS[4], token)  -- My liveness: its key may have no TTL yet.
+    redis.call('ZREM', KEYS[4], token)
+    keep_livenesses()
     return redis.error_reply('WRONGTYPE The name is locked as something else')
   end
   -- Free, but not mine to take: hand it to the head, who may not know yet.
@@ -131,10 +139,7 @@ if alive_ms > 0 then
   end
   redis.call('EXPIRE', KEYS[3], 12)
 end
--- Whoever wrote to it, and never shorter: a tombstone may need it for longer.
-if redis.call('PTTL', KEYS[4]) < 12000 then
-  redis.call('PEXPIRE', KEYS[4], 12000)
-end
+keep_livenesses()
 
 return {
   0,

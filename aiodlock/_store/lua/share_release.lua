@@ -62,10 +62,16 @@ elseif granted and was_ours == 1 and tonumber(end_ms) > now_ms then
 else
   was_ours = 0
 end
-local ttl_ms = nil  -- Nobody polls here.
+local ttl_ms, reads = nil, false  -- Nobody polls here.
 
 -- What follows, up to the next such line, is the same in share_acquire.lua.
 -- ---------------------------------------------------------------------------------------------
+
+-- What holds no owner tokens is not ours to purge.
+local one = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+if one and not string.match(one, ':%d+[rws]%d*$') then
+  return redis.error_reply('WRONGTYPE The key holds something else')
+end
 
 -- Holders whose life is over, at most 1000.
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms, 'LIMIT', 0, 1000)) do
@@ -84,7 +90,7 @@ local function limit_of(member)
   if kind == 's' then
     return tonumber(permits) or 0
   end
-  if kind == 'r' or redis.call('ZSCORE', KEYS[5], '+' .. member) then
+  if kind == 'r' or (reads and member == token) or redis.call('ZSCORE', KEYS[5], '+' .. member) then
     return math.huge
   end
   return 1
@@ -111,6 +117,9 @@ local function enter(member, life_ms)
   local text = string.format('%.0f', last)
   redis.call('ZADD', KEYS[1], string.format('%.0f', now_ms + life_ms), member)
   redis.call('ZADD', KEYS[5], text, member)
+  if reads and member == token then
+    redis.call('ZADD', KEYS[5], 0, '+' .. member)
+  end
   redis.call('ZREM', KEYS[3], member)
   redis.call('ZREM', KEYS[4], member)
   inside, most = inside + 1, math.min(most, limit_of(member))
