@@ -310,13 +310,13 @@ def test_help_of_demo_names_its_options() -> None:
         (["demo", "--url", "memory://"], "must begin with redis://"),
     ],
 )
-def test_main_with_bad_arguments_exits_2_and_says_why(
+def test_main_with_bad_arguments_exits_64_and_says_why(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is started."""
     with pytest.raises(SystemExit) as exit_:
         main(argv)
-    assert exit_.value.code == 2
+    assert exit_.value.code == 64
     assert message in capsys.readouterr().err
 
 

@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import cast
+from typing import NoReturn, cast
 
 from aiodlock.cli import _demo
+from aiodlock.cli._connecting import ExitCode, Failure
 
 __all__ = ["main"]
 
@@ -25,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return cast(int, args.run(args))
+    except Failure as failure:
+        print(f"aiodlock: {failure}", file=sys.stderr)
+        return failure.exit_code
     except KeyboardInterrupt:
         print("\naiodlock: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -33,8 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _READER_GONE
 
 
+class _Parser(argparse.ArgumentParser):
+    """Exits as the other commands do that run a command: 2 is one that theirs may end with."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="aiodlock", description="Distributed locks on Redis and Valkey, for asyncio."
     )
     parser.add_argument("--version", action="version", version=_version())
