@@ -54,28 +54,26 @@ class Failure(Exception):
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Add `--url`, `--prefix`, `-q` and `-v`."""
-    group = parser.add_argument_group("where the locks are, and what is said about it")
+    group = parser.add_argument_group("where the locks are, and what is said")
     group.add_argument(
         "--url",
         action="append",
         metavar="URL",
-        help="the server, as redis://host:6379/0, rediss://... or unix://...; three or more (by"
-        " repeating it) are a quorum of independent servers. Default: AIODLOCK_URL, where a space"
-        " or a comma stands between several. A URL with a password belongs there, for everybody on"
-        " the machine can read the options of a command",
+        help="the server: redis://host:6379/0, rediss://... or unix://...; given three times or"
+        " more, a quorum of independent servers. Default: AIODLOCK_URL, with a space or a comma"
+        " between several. A password belongs there: everybody on the machine can read the"
+        " options of a command",
     )
     group.add_argument(
         "--prefix",
         default="aiodlock:",
         metavar="TEXT",
-        help="what every key begins with; default: %(default)s",
+        help="what every key begins with. Default: %(default)s",
     )
     loudness = group.add_mutually_exclusive_group()
+    loudness.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
     loudness.add_argument(
-        "-q", "--quiet", action="store_true", help="say nothing but errors (on stderr, as all)"
-    )
-    loudness.add_argument(
-        "-v", "--verbose", action="store_true", help="say what is done, and with which lease"
+        "-v", "--verbose", action="store_true", help="say what is done, too; all of it on stderr"
     )
 
 
