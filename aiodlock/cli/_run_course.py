@@ -136,16 +136,19 @@ async def _status(child: Child, lease: Lease) -> int | None:
 async def _end_in_time(
     child: Child, lease: Lease, lost: asyncio.Task[LostReason | None], grace: float
 ) -> None:
-    """SIGTERM; then SIGKILL before the lease is over, or soon if it is another's already."""
-    haste = min(_HASTE_S, grace)
-    left = haste if lost.done() else max(0.0, lease.remaining - grace * _RESERVE_SHARE)
-    log.error("%s; the command gets SIGTERM, and SIGKILL in %.1f s", _loss(lease, lost), left)
-    kill_at = time.monotonic() + left
-    child.end()
-    await _either(child, lost, within=left)
+    """SIGTERM; then SIGKILL before the lease is over, or soon if it is another's already.
+
+    SIGKILL also where the command has ended: it may have left some of its group behind.
+    """
+    left = max(0.0, lease.remaining - grace * _RESERVE_SHARE)
     if lost.done():
-        kill_at = min(kill_at, time.monotonic() + haste)
-    await asyncio.wait({child.ended}, timeout=max(0.0, kill_at - time.monotonic()))
+        left = min(_HASTE_S, grace)
+    log.error("%s; the command gets SIGTERM, and SIGKILL in %.1f s", _loss(lease, lost), left)
+    child.end()
+    if lost.done():
+        await asyncio.wait({child.ended}, timeout=left)
+    else:  # If it turns out to be another's, SIGTERM was long enough ago.
+        await _either(child, lost, within=left)
     child.kill()
 
 
