@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TextIO
 
+from aiodlock.cli._screen import padded, width
+
 
 class Tone(StrEnum):
     """How a cell is meant; the value is its terminal colour."""
@@ -25,7 +27,7 @@ class Cell:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, coloured: bool) -> list[str]:
     """The lines of the table: *head*, a rule, the rows; figures stand to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *map(_texts, rows), strict=True)]
+    widths = [max(map(width, column)) for column in zip(head, *map(_texts, rows), strict=True)]
     lines = [_line([Cell(text) for text in head], widths, coloured=False)]
     lines.append("  ".join("-" * width for width in widths))
     return lines + [_line(row, widths, coloured=coloured) for row in rows]
@@ -42,10 +44,10 @@ def _texts(row: Sequence[Cell]) -> list[str]:
 
 def _line(row: Sequence[Cell], widths: Sequence[int], *, coloured: bool) -> str:
     cells = zip(row, widths, strict=True)
-    return "  ".join(_cell(cell, width, coloured) for cell, width in cells).rstrip()
+    return "  ".join(_cell(cell, columns, coloured) for cell, columns in cells).rstrip()
 
 
-def _cell(cell: Cell, width: int, coloured: bool) -> str:
+def _cell(cell: Cell, columns: int, coloured: bool) -> str:
     # Padded before it is coloured: the colour's own characters take no room on the screen.
-    padded = f"{cell.text:{'>' if cell.text.isdecimal() else '<'}{width}}"
-    return f"{cell.tone}{padded}\x1b[0m" if coloured and cell.tone else padded
+    text = padded(cell.text, columns, right=cell.text.isdecimal())
+    return f"{cell.tone}{text}\x1b[0m" if coloured and cell.tone else text

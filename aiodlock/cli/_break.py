@@ -1,0 +1,145 @@
+"""`aiodlock break`: take a name from who holds it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from aiodlock.cli._connecting import ExitCode, Failure, speak
+from aiodlock.cli._operating import add_options, print_json, say
+from aiodlock.cli._screen import harmless, quoted
+
+if TYPE_CHECKING:
+    from aiodlock.cli._look import Grant
+    from aiodlock.cli._site import Site
+    from aiodlock.cli._standing import Standing
+
+_DECLINED: Final = 1
+_NOT_HELD: Final = 3
+_ANOTHER: Final = 4
+_MOST: Final = 1000
+"""Of holders that are broken at once."""
+
+
+def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `break` to the command line."""
+    parser = subparsers.add_parser(
+        "break",
+        help="take a name from its holder, for the next waiter",
+        description="Shows who holds a name, asks, then takes it away, for the next waiter. Only"
+        " the grants that it showed are broken: if another one stands by then, it is left alone."
+        " The holder learns of it at its next extension, after a third of its ttl at the latest;"
+        " until then it works on, beside the next one, unless fencing tokens keep it out.",
+        epilog=f"Exit code: 0 broken; {_DECLINED} the answer was no; {_NOT_HELD} nobody held it;"
+        f" {_ANOTHER} another grant stands now, and was left alone; 64 usage, 69 no answer, 70 its"
+        " key is no lock, 77 the server forbids it.",
+    )
+    parser.add_argument("name", metavar="NAME", help="what is locked")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument(
+        "--fencing-token",
+        type=int,
+        metavar="N",
+        help="break only the grant with this fencing token: one of several holders, or the one that"
+        " `show` showed a while ago",
+    )
+    add_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    speak(args)
+    # Two loops: in one that runs, Ctrl-C would not end the question.
+    standing = asyncio.run(_seen(args))
+    grants = _meant(standing, args)
+    if not grants:
+        return _nothing(standing, args)
+    if not _may(standing, args):
+        say(args, "nothing was broken")
+        return _DECLINED
+    return asyncio.run(_break(args, grants))
+
+
+def _meant(standing: Standing, args: argparse.Namespace) -> tuple[Grant, ...]:
+    """The grants that are to be broken.
+
+    Raises:
+        Failure: It is no lock.
+    """
+    look = standing.look
+    if look.not_a_lock is not None:
+        raise Failure(
+            f"the key {harmless(standing.key)} is no lock but a {harmless(look.not_a_lock)}: whose"
+            " it is, only its writer knows; delete it with DEL if it is in the way",
+            ExitCode.FAULT,
+        )
+    if args.fencing_token is None:
+        return look.grants
+    return tuple(grant for grant in look.grants if grant.fencing_token == args.fencing_token)
+
+
+def _nothing(standing: Standing, args: argparse.Namespace) -> int:
+    from aiodlock.cli._telling import all_as_json, in_words
+
+    if args.json:
+        print_json({"broken": [], "now": all_as_json(standing)})
+    say(args, f"nothing to break: {quoted(args.name)} is {in_words(standing)}")
+    return _ANOTHER if standing.look.grants else _NOT_HELD
+
+
+def _may(standing: Standing, args: argparse.Namespace) -> bool:
+    """Whether the person at the terminal agrees, or has done so before."""
+    from aiodlock.cli._telling import lines
+
+    if not args.yes and not sys.stdin.isatty():
+        raise Failure("break asks before it breaks: without a terminal give --yes", ExitCode.USAGE)
+    if not args.quiet or not args.yes:
+        print("\n".join(lines(standing)), file=sys.stderr)
+    if args.yes:
+        return True
+    which = "all of them" if len(_meant(standing, args)) > 1 else "it"
+    # On stderr, so that stdout stays the result's.
+    print(f"\nBreak {which}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+async def _seen(args: argparse.Namespace) -> Standing:
+    # Here: they load redis-py, which `--help` can do without.
+    from aiodlock.cli._site import named, site_of
+    from aiodlock.cli._standing import standing_of
+
+    named(args.name, args.prefix)
+    async with site_of(args) as site:
+        return await standing_of(site, args.name, most=_MOST)
+
+
+async def _break(args: argparse.Namespace, grants: tuple[Grant, ...]) -> int:
+    from aiodlock.cli._site import site_of
+    from aiodlock.cli._standing import standing_of
+    from aiodlock.cli._telling import all_as_json, in_words
+
+    async with site_of(args) as site:
+        broken = [grant for grant in grants if await _is_broken(site, args.name, grant)]
+        now = await standing_of(site, args.name, most=_MOST)
+    if args.json:
+        tokens: list[dict[str, Any]] = [
+            {"holder": grant.holder, "fencing_token": grant.fencing_token} for grant in broken
+        ]
+        print_json({"broken": tokens, "now": all_as_json(now)})
+    name = quoted(args.name)
+    if broken:
+        say(args, f"broken: {len(broken)} of {len(grants)}; {name} is now {in_words(now)}")
+        return 0
+    say(args, f"nothing was broken: what was shown had ended; {name} is now {in_words(now)}")
+    return _ANOTHER if now.look.grants else _NOT_HELD
+
+
+async def _is_broken(site: Site, name: str, grant: Grant) -> bool:
+    """Break *grant* and no other; whether it stood."""
+    lock = site.locks.lock(name) if grant.access is None else site.locks.reader(name)
+    if grant.fencing_token is not None:
+        return await lock.break_lock(fencing_token=grant.fencing_token)
+    # What another library wrote has no number; its own value tells it from the next one.
+    return await lock._break(grant.value)

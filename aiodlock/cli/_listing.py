@@ -1,0 +1,116 @@
+"""Which names are in use under a prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiodlock import _names
+from aiodlock._store._api import NoAnswer
+from aiodlock._store._wire import text
+from aiodlock.cli._site import Node, Site
+from aiodlock.cli._standing import Standing, standing_of
+
+# Keys that one SCAN looks at: the server is ours for some 0.2 ms, and others come in between.
+_COUNT: Final = 1000
+_AT_ONCE: Final = 8  # Names looked at together.
+_WAITERS_MOST: Final = 100  # Of each name; the first who is alive has waited longest.
+_MAGIC: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The names in use, sorted.
+
+    `is_complete`: there are no more; `silent` is what the nodes say that could not be asked.
+    """
+
+    standings: tuple[Standing, ...]
+    is_complete: bool
+    silent: dict[str, str]
+
+
+async def listing_of(site: Site, pattern: str, *, limit: int) -> Listing:
+    """The names under the prefix that match *pattern* and are held, or waited for.
+
+    One SCAN for each 1000 keys that each server has, whatever they are; then one script call for
+    each name and node.
+
+    Args:
+        site: The servers; what too few of them tell is an error.
+        pattern: As a shell's: `*`, `?`, `[abc]`, `[!abc]`.
+        limit: How many names at most; of more, those that were found first.
+
+    Raises:
+        ServerUnreachable, NotAllowedError: As `standing_of`.
+    """
+    found: set[str] = set()
+    silent: dict[str, str] = {}
+    for node in site.nodes:
+        try:
+            await _find(node, site.prefix, pattern, limit, found)
+        except NoAnswer as error:
+            silent[node.label] = str(error)
+    if len(site.nodes) - len(silent) < site.majority:
+        await standing_of(site, "a name", most=0)  # It says what is wrong, if that goes on.
+    standings = await _looked_at(site, sorted(found)[:limit])
+    return Listing(
+        tuple(standing for standing in standings if not standing.is_idle),
+        is_complete=len(found) <= limit,
+        silent=silent,
+    )
+
+
+def name_of(key: str, prefix: str) -> str | None:
+    """The name whose lock, or queue, *key* is; None: another key."""
+    lock = key.removesuffix(":queue")
+    inner = lock.removeprefix(prefix)[1:-1]
+    name = re.sub("%(7B|7D|25)", lambda found: chr(int(found[1], 16)), inner)
+    try:
+        # The way back decides: `{a}b}` and `{100%}` are keys of no name.
+        return name if _names.keys(prefix, _names.checked_name(name)).lock == lock else None
+    except ValueError:
+        return None
+
+
+def glob_of(prefix: str, pattern: str) -> str:
+    """What SCAN is to match: the prefix, and the pattern as far as it has no sign of its own."""
+    literal = _MAGIC.split(pattern, maxsplit=1)[0]
+    whole = _names.keys(prefix, literal).lock.removesuffix("}")
+    return re.sub(r"([*?\[\]\\])", r"\\\1", whole) + "*"
+
+
+async def _find(node: Node, prefix: str, pattern: str, limit: int, found: set[str]) -> None:
+    """Add names to *found*, until there are more than *limit*."""
+    glob = glob_of(prefix, pattern)
+    for primary in await node.primaries():
+        cursor = 0
+        # Bound: it ends when all keys were looked at.
+        while True:
+            cursor, keys = await node.scan(primary, cursor, glob, _COUNT)
+            found.update(_matching(keys, prefix, pattern))
+            if len(found) > limit:
+                return
+            if cursor == 0:
+                break
+
+
+def _matching(keys: Iterable[Any], prefix: str, pattern: str) -> set[str]:
+    names = (name_of(text(key), prefix) for key in keys)
+    return {name for name in names if name is not None and fnmatch.fnmatchcase(name, pattern)}
+
+
+async def _looked_at(site: Site, names: list[str]) -> list[Standing]:
+    standings: list[Standing] = []
+    for first in range(0, len(names), _AT_ONCE):
+        together = names[first : first + _AT_ONCE]
+        looks = (standing_of(site, name, most=_WAITERS_MOST) for name in together)
+        for standing in await asyncio.gather(*looks, return_exceptions=True):
+            if isinstance(standing, BaseException):
+                raise standing
+            standings.append(standing)
+    return standings

@@ -1,0 +1,112 @@
+"""`aiodlock wait`: until a name is free, without taking it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from aiodlock import ServerUnreachable
+from aiodlock.cli._connecting import ExitCode, log, speak
+from aiodlock.cli._operating import add_options, print_json, say, seconds
+from aiodlock.cli._screen import quoted, span
+
+if TYPE_CHECKING:
+    from aiodlock.cli._site import Site
+    from aiodlock.cli._standing import Standing
+
+_MOST: Final = 100  # Waiters looked at: whether one of them is alive.
+_PATIENCE_S: Final = 30.0
+"""How long a server may be silent; a failover takes less."""
+
+
+def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `wait` to the command line."""
+    parser = subparsers.add_parser(
+        "wait",
+        help="wait until a name is free, without taking it",
+        description="Waits until nobody holds a name and nobody waits for it, without taking it:"
+        " somebody may hold it a moment later. (To do something while nobody else does, use"
+        " `aiodlock run`.) It asks again every 0.1 to 2 s, the less often the more time is left.",
+        epilog="Exit code: 0 it is free; 75 it is not, in time; 64 usage, 69 no answer for 30 s, 77"
+        " the server forbids it.",
+    )
+    parser.add_argument("name", metavar="NAME", help="what is locked")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="S",
+        help="seconds to wait at most; 0: ask once. Default: for ever",
+    )
+    add_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def pause_s(ttl_left: float | None) -> float:
+    """How long to wait before asking again: a release may come at any time, the end at its own."""
+    if ttl_left is None:
+        return 2.0
+    return min(ttl_left + 0.005, max(0.1, min(2.0, ttl_left / 15)))
+
+
+def _run(args: argparse.Namespace) -> int:
+    speak(args)
+    return asyncio.run(_wait(args))
+
+
+async def _wait(args: argparse.Namespace) -> int:
+    from aiodlock.cli._site import named, site_of
+    from aiodlock.cli._telling import as_json
+
+    named(args.name, args.prefix)
+    started = time.monotonic()
+    async with site_of(args) as site:
+        standing = await _until_free(site, args, started)
+    waited = time.monotonic() - started
+    if args.json:
+        found: dict[str, Any] = {"free": standing.is_free, "waited": waited}
+        print_json(found | as_json(standing))
+    return _ended(args, standing, waited)
+
+
+async def _until_free(site: Site, args: argparse.Namespace, started: float) -> Standing:
+    """What stood there last: nothing, or what does when the time is over."""
+    from aiodlock.cli._standing import standing_of
+    from aiodlock.cli._telling import in_words
+
+    end = float("inf") if args.timeout is None else started + args.timeout
+    heard_at, told = started, ""
+    # Bound: until it is free, or the time is over, or nobody has answered for 30 s.
+    while True:
+        left: float | None = 0.0
+        try:
+            standing = await standing_of(site, args.name, most=_MOST)
+        except ServerUnreachable as error:
+            now = time.monotonic()
+            if now >= min(end, heard_at + _PATIENCE_S):
+                raise
+            log.info("%s; asking again", error)
+        else:
+            now = heard_at = time.monotonic()
+            if standing.is_free or now >= end:
+                return standing
+            words = in_words(standing)
+            if not told:
+                say(args, f"waiting for {quoted(args.name)}: {words}")
+            elif words != told:
+                log.info("%s", words)
+            told = words
+            left = standing.look.grants[0].ttl_left if standing.look.grants else 0.0
+        await asyncio.sleep(min(pause_s(left), max(0.0, end - now)))
+
+
+def _ended(args: argparse.Namespace, standing: Standing, waited: float) -> int:
+    from aiodlock.cli._telling import in_words
+
+    name = quoted(args.name)
+    if standing.is_free:
+        say(args, f"{name} is free, after {span(waited)}")
+        return 0
+    say(args, f"{name} is not free after {span(waited)}: {in_words(standing)}")
+    return ExitCode.CONFLICT
