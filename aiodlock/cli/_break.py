@@ -102,7 +102,10 @@ def _may(standing: Standing, args: argparse.Namespace) -> bool:
     which = "all of them" if len(_meant(standing, args)) > 1 else "it"
     # On stderr, so that stdout stays the result's.
     print(f"\nBreak {which}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):  # Ctrl-D leaves the cursor behind the question.
+        print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
 
 
 async def _seen(args: argparse.Namespace) -> Standing:
@@ -130,7 +133,8 @@ async def _break(args: argparse.Namespace, grants: tuple[Grant, ...]) -> int:
         print_json({"broken": tokens, "now": all_as_json(now)})
     name = quoted(args.name)
     if broken:
-        say(args, f"broken: {len(broken)} of {len(grants)}; {name} is now {in_words(now)}")
+        which = f"{len(broken)} of {len(grants)} grants are" if len(grants) > 1 else "the grant is"
+        say(args, f"{which} broken; {name} is now {in_words(now)}")
         return 0
     say(args, f"nothing was broken: what was shown had ended; {name} is now {in_words(now)}")
     return _ANOTHER if now.look.grants else _NOT_HELD

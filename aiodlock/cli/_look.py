@@ -94,7 +94,7 @@ class Look:
         if self.not_a_lock is not None:
             return "not a lock"
         if self.grants and self.grants[0].is_foreign:
-            return "another library's"
+            return "foreign"
         if self.grants and self.grants[0].is_kept:
             return "kept"
         asked = self.grants or self.waiters

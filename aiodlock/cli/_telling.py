@@ -9,7 +9,7 @@ from aiodlock.cli._screen import harmless, span
 from aiodlock.cli._standing import Standing, Vote
 from aiodlock.cli._table import Cell, table
 
-HEAD: Final = ("name", "held as", "holder", "ttl left", "fencing token", "queue", "longest wait")
+HEAD: Final = ("name", "held as", "holder", "ttl left", "queue", "longest wait", "fencing token")
 # Of the 32 digits of a client id: enough to tell clients apart, and to find one in a log.
 _DIGITS: Final = 8
 
@@ -24,9 +24,9 @@ def row(standing: Standing) -> list[Cell]:
         held_as(look),
         _holders(standing),
         _ttl(first) if first else "-",
-        str(first.fencing_token or "-") if first else "-",
         str(look.queued),
         "-" if wait is None else span(wait),
+        str(first.fencing_token or "-") if first else "-",
     )
     return [Cell(cell) for cell in cells]
 
@@ -159,7 +159,7 @@ def _queue(look: Look) -> list[str]:
     rows = [
         [
             Cell(str(place)),
-            Cell(harmless(each.holder)),
+            Cell(harmless(each.holder) + (f", {each.access}" if each.access else "")),
             Cell(span(each.waited)),
             Cell(_life(each.alive_for)),
         ]
