@@ -398,8 +398,8 @@ async def test_wait_over_an_outage_goes_on(
     """A connection that is lost is made anew, and asked again."""
     await redis.set("aiodlock:{a}", "x", px=60_000)
     told = asyncio.create_task(operator("wait", "a", "--timeout", "20", "--url", proxy.url))
-    await until(lambda: proxy.connections, operators.LIMIT_S)
-    proxy.reset()
+    await until(lambda: proxy.open_connections, operators.LIMIT_S)
+    proxy.kill_connections()
     await redis.delete("aiodlock:{a}")
     assert (await told).code == 0
 
@@ -429,6 +429,7 @@ async def test_break_with_yes_hands_the_lock_to_the_next_waiter(
         info = await locks.lock("a").inspect()
         assert info.holder is not None
         assert info.holder.startswith("other:")
+    await lease.release()
     assert [each["fencing_token"] for each in told.json["broken"]] == [lease.fencing_token]
     assert told.json["now"]["holder"] == info.holder
     assert lease.owner_token not in told.out + told.err

@@ -13,7 +13,7 @@ from aiodlock import _names
 from aiodlock._store._api import NoAnswer
 from aiodlock._store._wire import text
 from aiodlock.cli._site import Node, Site
-from aiodlock.cli._standing import Standing, standing_of
+from aiodlock.cli._standing import Standing, standing_of, untold
 
 # Keys that one SCAN looks at: the server is ours for some 0.2 ms, and others come in between.
 _COUNT: Final = 1000
@@ -50,13 +50,11 @@ async def listing_of(site: Site, pattern: str, *, limit: int) -> Listing:
     """
     found: set[str] = set()
     silent: dict[str, str] = {}
+    nodes = dict.fromkeys([node.label for node in site.nodes], "")
     for node in site.nodes:
-        try:
-            await _find(node, site.prefix, pattern, limit, found)
-        except NoAnswer as error:
-            silent[node.label] = str(error)
-    if len(site.nodes) - len(silent) < site.majority:
-        await standing_of(site, "a name", most=0)  # It says what is wrong, if that goes on.
+        nodes[node.label] = await _search(node, site.prefix, pattern, limit, found, silent)
+        if sum(not trouble for trouble in nodes.values()) < site.majority:
+            raise untold(pattern, nodes)
     standings = await _looked_at(site, sorted(found)[:limit])
     return Listing(
         tuple(standing for standing in standings if not standing.is_idle),
@@ -84,19 +82,38 @@ def glob_of(prefix: str, pattern: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", whole) + "*"
 
 
-async def _find(node: Node, prefix: str, pattern: str, limit: int, found: set[str]) -> None:
-    """Add names to *found*, until there are more than *limit*."""
-    glob = glob_of(prefix, pattern)
-    for primary in await node.primaries():
-        cursor = 0
-        # Bound: it ends when all keys were looked at.
-        while True:
-            cursor, keys = await node.scan(primary, cursor, glob, _COUNT)
-            found.update(_matching(keys, prefix, pattern))
-            if len(found) > limit:
-                return
-            if cursor == 0:
-                break
+async def _search(
+    node: Node, prefix: str, pattern: str, limit: int, found: set[str], silent: dict[str, str]
+) -> str:
+    """Add its names to *found*, until there are more than *limit*; "", or why it told nothing.
+
+    The primaries of a cluster that tell nothing are noted in *silent*, too.
+    """
+    try:
+        primaries = await node.primaries()
+    except NoAnswer as error:
+        silent[node.label] = str(error)
+        return str(error)
+    troubles = []
+    for label, primary in primaries.items():
+        try:
+            await _find(node, primary, prefix, pattern, limit, found)
+        except NoAnswer as error:
+            silent[label] = str(error)
+            troubles.append(str(error))
+    return "; ".join(troubles) if len(troubles) == len(primaries) else ""
+
+
+async def _find(
+    node: Node, primary: Any, prefix: str, pattern: str, limit: int, found: set[str]
+) -> None:
+    glob, cursor = glob_of(prefix, pattern), 0
+    # Bound: the cursor comes back to 0 when all keys were looked at.
+    while len(found) <= limit:
+        cursor, keys = await node.scan(primary, cursor, glob, _COUNT)
+        found.update(_matching(keys, prefix, pattern))
+        if cursor == 0:
+            return
 
 
 def _matching(keys: Iterable[Any], prefix: str, pattern: str) -> set[str]:

@@ -133,6 +133,7 @@ def look_of(reply: list[Any]) -> Look:
         grants = tuple(grant for grant in shared if grant is not None)
         if len(grants) < len(shared):
             grants, not_a_lock = (), "zset"
+        grants = tuple(grant for grant in grants if (grant.ttl_left or 0.0) > 0)
     fence = maybe_text(last) or ""
     return Look(
         now_us=now_us,

@@ -42,15 +42,19 @@ class Node:
         arguments = ("EVAL", _LOOK, 5, *keys, keys.grants, most, BYTES_MOST)
         return look_of(await _asked(self.redis, *arguments))
 
-    async def primaries(self) -> list[Any]:
-        """What to send a SCAN to."""
+    async def primaries(self) -> dict[str, Any]:
+        """What to send a SCAN to, by what people call it.
+
+        Raises:
+            NoAnswer: None that tells anything.
+        """
         if isinstance(self.redis, Redis):
-            return [self.redis]
+            return {self.label: self.redis}
         try:
             await self.redis.initialize()
         except (RedisClusterException, *FAILURES) as error:
             raise _trouble(error) from error
-        return list(self.redis.get_primaries())
+        return {primary.name: primary for primary in self.redis.get_primaries()}
 
     async def scan(self, primary: Any, cursor: int, pattern: str, count: int) -> tuple[int, Any]:
         """The next cursor (0: it is over), and keys. One command."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aiodlock import LockError, NotAllowedError, QuorumError, ServerUnreachable, _names
@@ -15,11 +15,11 @@ from aiodlock.cli._site import Node, Site
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one node says; `trouble` is why it says nothing."""
+    """What one node says; `error` is why it says nothing."""
 
     node: str
     look: Look | None
-    trouble: str | None = None
+    error: LockError | NoAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,22 @@ async def standing_of(site: Site, name: str, *, most: int) -> Standing:
     """
     keys = _names.keys(site.prefix, name)
     votes = await asyncio.gather(*(_vote(node, keys, most) for node in site.nodes))
-    return decided(name, keys.lock, [vote for vote, _ in votes], [error for _, error in votes])
+    return decided(name, keys.lock, votes)
 
 
-def decided(
-    name: str, key: str, votes: Sequence[Vote], errors: Sequence[LockError | NoAnswer | None]
-) -> Standing:
-    """What *votes* make together; *errors* are those of the nodes that told nothing."""
+def decided(name: str, key: str, votes: Sequence[Vote]) -> Standing:
+    """What *votes* make together.
+
+    Raises:
+        ServerUnreachable, NotAllowedError: They are too few.
+    """
     looks = _looks(votes)
     majority = len(votes) // 2 + 1
     if len(looks) < majority:
-        raise _untold(name, votes, [error for error in errors if error is not None])
+        for vote in votes:
+            if isinstance(vote.error, LockError):
+                raise vote.error
+        raise untold(name, {vote.node: str(vote.error or "") for vote in votes})
     if len(votes) == 1:
         return Standing(name, key, looks[0])
     found = _by_owner(looks)
@@ -81,23 +86,18 @@ def decided(
     )
 
 
-async def _vote(
-    node: Node, keys: _names.Keys, most: int
-) -> tuple[Vote, LockError | NoAnswer | None]:
+async def _vote(node: Node, keys: _names.Keys, most: int) -> Vote:
     try:
-        return Vote(node.label, await node.look(keys, most=most)), None
+        return Vote(node.label, await node.look(keys, most=most))
     except (NotAllowedError, NoAnswer) as error:
-        return Vote(node.label, None, str(error)), error
+        return Vote(node.label, None, error)
 
 
-def _untold(name: str, votes: Sequence[Vote], errors: Sequence[LockError | NoAnswer]) -> LockError:
-    """The error of a site of which too little is known."""
-    for error in errors:
-        if isinstance(error, LockError):
-            return error
-    if len(votes) == 1:
-        return ServerUnreachable(str(errors[0]), name=name)
-    nodes = {vote.node: vote.trouble or "answers" for vote in votes}
+def untold(name: str, troubles: Mapping[str, str]) -> ServerUnreachable:
+    """The error where too few nodes tell; *troubles* has what each said, "" if all is well."""
+    if len(troubles) == 1:
+        return ServerUnreachable(min(troubles.values()), name=name)
+    nodes = {node: trouble or "answers" for node, trouble in troubles.items()}
     return QuorumError(
         "too few nodes of the quorum answer", name=name, outcome="unreachable", nodes=nodes
     )

@@ -185,7 +185,7 @@ def _nodes(votes: tuple[Vote, ...]) -> list[str]:
 
 def _vote(vote: Vote) -> list[Cell]:
     if vote.look is None:
-        cells = (vote.node, f"no answer: {harmless(vote.trouble or '')}", "-", "-")
+        cells = (vote.node, f"no answer: {harmless(str(vote.error))}", "-", "-")
     elif vote.look.not_a_lock:
         cells = (vote.node, f"a {harmless(vote.look.not_a_lock)}", "-", "-")
     elif not vote.look.grants:
@@ -216,6 +216,6 @@ def _vote_as_json(vote: Vote) -> dict[str, Any]:
     grants = vote.look.grants if vote.look else ()
     return {
         "node": vote.node,
-        "trouble": vote.trouble,
+        "trouble": None if vote.error is None else str(vote.error),
         "holders": [_grant_as_json(grant, vote.look) for grant in grants] if vote.look else [],
     }

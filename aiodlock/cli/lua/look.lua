@@ -10,7 +10,8 @@
 --          6 the last fencing token, or nil
 --          7 how many holders, if it is a sorted set
 --          8 of each, the first to end first: {owner token, its ms left, fencing token or nil,
---            1 if it is a writer that only reads now else 0}
+--            1 if it is a writer that only reads now else 0}; where nobody's life is left, of the
+--            first one all the same: whether it is a holder at all
 --          9 how many waiters
 --         10 of each, the first to come first: {owner token, when it came in us, until when it counts
 --            as alive in ms or nil}
@@ -45,7 +46,12 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
     is, length = 'string', #value
     value = string.sub(value, 1, bytes)
   elseif found then
-    is, inside = 'zset', redis.call('ZCARD', KEYS[1])
+    is, inside = 'zset', #found / 2
+    if inside == most then
+      inside = redis.call('ZCARD', KEYS[1])
+    elseif inside == 0 then
+      found = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+    end
     for n = 1, #found, 2 do
       local member = found[n]
       holders[#holders + 1] = {
