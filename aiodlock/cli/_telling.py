@@ -165,7 +165,7 @@ def _queue(look: Look) -> list[str]:
         ]
         for place, each in enumerate(look.waiters, 1)
     ]
-    told = ["", *table(("place", "waiter", "waits for", "sign of life"), rows, coloured=False)]
+    told = ["", *table(("place", "waiter", "has waited", "sign of life"), rows, coloured=False)]
     more = look.queued - len(look.waiters)
     return told + ([f"and {more} more"] if more > 0 else [])
 
