@@ -51,13 +51,22 @@ class Operator:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *url: str
     ) -> None:
         self._capsys = capsys
+        self._heard = ["", ""]
         monkeypatch.setenv("AIODLOCK_URL", " ".join(url))
 
     async def __call__(self, *argv: str) -> Told:
         """Its end; a wrong usage too."""
+        self._heard = ["", ""]
         self._capsys.readouterr()
         code = await asyncio.to_thread(_exit_code, argv)
-        return Told(code, *self._capsys.readouterr())
+        self.heard()
+        return Told(code, *self._heard)
+
+    def heard(self) -> str:
+        """What it has said on stderr up to now."""
+        for index, text in enumerate(self._capsys.readouterr()):
+            self._heard[index] += text
+        return self._heard[1]
 
 
 @contextmanager

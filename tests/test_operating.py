@@ -17,13 +17,14 @@ from redis.asyncio import Redis
 
 from aiodlock import LockClient, _names
 from aiodlock.cli._listing import glob_of, name_of
+from aiodlock.cli._look import Grant, Look
+from aiodlock.cli._standing import Standing
 from aiodlock.cli._wait import pause_s
 from aiodlock.testing import LockServer
 from tests import operators, topologies
 from tests.by_hand import ONE, OTHER, A, B, ByHand
 from tests.conftest import MakeClient
 from tests.operators import Operator
-from tests.proxy import ChaosProxy
 from tests.until import until
 
 OPERATOR_PERMISSIONS = (
@@ -393,15 +394,16 @@ async def test_wait_for_a_name_that_only_the_dead_wait_for_ends(
 
 
 async def test_wait_over_an_outage_goes_on(
-    operator: Operator, server: LockServer, redis: Redis, proxy: ChaosProxy
+    operator: Operator, server: LockServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A connection that is lost is made anew, and asked again."""
+    """Who does not answer is asked again; here it comes back empty."""
     await redis.set("aiodlock:{a}", "x", px=60_000)
-    told = asyncio.create_task(operator("wait", "a", "--timeout", "20", "--url", proxy.url))
-    await until(lambda: proxy.open_connections, operators.LIMIT_S)
-    proxy.kill_connections()
-    await redis.delete("aiodlock:{a}")
-    assert (await told).code == 0
+    waiting = asyncio.create_task(operator("wait", "a", "-v", "--timeout", "20"))
+    await until(lambda: "waiting for" in operator.heard(), operators.LIMIT_S)
+    server.kill()
+    await until(lambda: "asking again" in caplog.text, operators.LIMIT_S)
+    server.restart()
+    assert (await waiting).code == 0
 
 
 @pytest.mark.parametrize(
@@ -411,7 +413,19 @@ def test_pause_of_a_wait_is_bounded_and_never_beyond_the_end(
     ttl_left: float | None, pause: float
 ) -> None:
     """At most ten questions a second, at least one in two seconds."""
-    assert pause_s(ttl_left) == pytest.approx(pause)
+    assert pause_s(held_for(Grant(A, ONE, ttl_left, 7))) == pytest.approx(pause)
+
+
+def test_pause_of_a_wait_for_nobody_is_short_but_not_nothing() -> None:
+    """Where only waiters are, a foreign key is, or no server answers."""
+    assert pause_s(held_for()) == 0.1
+    assert pause_s(held_for(not_a_lock="hash")) == 2.0
+    assert pause_s(None) == 0.5
+
+
+def held_for(*grants: Grant, not_a_lock: str | None = None) -> Standing:
+    """What a server tells of a name."""
+    return Standing("a", "aiodlock:{a}", Look(0, not_a_lock, grants, len(grants), (), 0, None))
 
 
 # Breaking

@@ -97,48 +97,59 @@ async def _list(args: argparse.Namespace) -> int:
     from aiodlock.cli._site import site_of
 
     async with site_of(args) as site:
-        listing = await listing_of(site, args.pattern, limit=args.limit)
         if args.watch is not None:
-            await _watch(site, listing, args)
-        elif args.json:
-            print_json(_as_json(listing, args))
-        else:
-            print("\n".join(_table(listing)))
-            _say_what_is_missing(listing, args)
+            with _until_signal() as ended:
+                await _watch(site, args, ended)
+            return 0
+        listing = await listing_of(site, args.pattern, limit=args.limit)
+    if args.json:
+        print_json(_as_json(listing, args))
+    else:
+        print("\n".join(_table(listing)))
+        for text in _missing(listing, args):
+            say(args, text)
     return 0
 
 
-async def _watch(site: Site, listing: Listing, args: argparse.Namespace) -> None:
-    """Until a signal comes; a server that is silent for a while is waited for."""
+async def _watch(site: Site, args: argparse.Namespace, ended: asyncio.Event) -> None:
+    """Until *ended*; a server that is silent for a while, after the first time, is waited for."""
     from aiodlock.cli._listing import listing_of
 
     screen = _Screen()
-    trouble, took = "", 0.0
-    with _until_signal():
-        while True:
-            if args.json:
-                print_json(_as_json(listing, args) | {"trouble": trouble or None}, indent=None)
-            else:
-                screen.show(_block(listing, trouble, args))
-            # A large keyspace is searched for half of the time at most.
-            await asyncio.sleep(max(args.watch, took))
-            started = time.monotonic()
-            try:
-                listing, trouble = await listing_of(site, args.pattern, limit=args.limit), ""
-            except ServerUnreachable as error:
-                trouble = str(error)
-            took = time.monotonic() - started
+    listing, trouble = await listing_of(site, args.pattern, limit=args.limit), ""
+    took = 0.0
+    while not ended.is_set():
+        if args.json:
+            print_json(_as_json(listing, args) | {"trouble": trouble or None}, indent=None)
+        else:
+            screen.show(_block(listing, trouble, args))
+        # A large keyspace is searched for half of the time at most.
+        await asyncio.sleep(max(args.watch, took))
+        started = time.monotonic()
+        try:
+            listing, trouble = await listing_of(site, args.pattern, limit=args.limit), ""
+        except ServerUnreachable as error:
+            trouble = str(error)
+        took = time.monotonic() - started
 
 
 @contextlib.contextmanager
-def _until_signal() -> Iterator[None]:
-    """End the block, without an error, when Ctrl-C or SIGTERM comes."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+def _until_signal() -> Iterator[asyncio.Event]:
+    """End the block, without an error, when Ctrl-C or SIGTERM comes.
+
+    The event says so, too: on Python 3.11 redis-py swallows a cancel now and then.
+    """
+    loop, task, ended = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     assert task is not None
+
+    def end() -> None:
+        ended.set()
+        task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, end)
     try:
-        yield
+        yield ended
     except asyncio.CancelledError:
         task.uncancel()
     finally:
@@ -183,11 +194,6 @@ def _block(listing: Listing, trouble: str, args: argparse.Namespace) -> list[str
     if trouble:
         return [title, f"no answer now; what follows is old: {harmless(trouble)}", *_table(listing)]
     return [title, *_missing(listing, args), *_table(listing)]
-
-
-def _say_what_is_missing(listing: Listing, args: argparse.Namespace) -> None:
-    for text in _missing(listing, args):
-        say(args, text)
 
 
 def _missing(listing: Listing, args: argparse.Namespace) -> list[str]:

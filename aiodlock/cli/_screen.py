@@ -48,9 +48,9 @@ def cut(text: str, columns: int) -> str:
 
 def span(seconds: float) -> str:
     """*seconds* for people: `0.4 s`, `4 min 12 s`, `3 h 5 min`, `2 d 7 h`."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, rest = divmod(int(max(60, seconds)), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)

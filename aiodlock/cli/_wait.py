@@ -43,11 +43,17 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_run)
 
 
-def pause_s(ttl_left: float | None) -> float:
-    """How long to wait before asking again: a release may come at any time, the end at its own."""
-    if ttl_left is None:
-        return 2.0
-    return min(ttl_left + 0.005, max(0.1, min(2.0, ttl_left / 15)))
+def pause_s(standing: Standing | None) -> float:
+    """How long to wait before asking again: a release may come at any time, the end at its own.
+
+    None: the server is silent.
+    """
+    if standing is None:
+        return 0.5
+    if not standing.look.grants:
+        return 2.0 if standing.look.not_a_lock else 0.1  # Soon the first waiter has it.
+    left = standing.look.grants[0].ttl_left
+    return 2.0 if left is None else min(left + 0.005, max(0.1, min(2.0, left / 15)))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -62,7 +68,7 @@ async def _wait(args: argparse.Namespace) -> int:
     named(args.name, args.prefix)
     started = time.monotonic()
     async with site_of(args) as site:
-        standing = await _until_free(site, args, started)
+        standing = await _Waiting(site, args, started).until_free()
     waited = time.monotonic() - started
     if args.json:
         found: dict[str, Any] = {"free": standing.is_free, "waited": waited}
@@ -70,35 +76,52 @@ async def _wait(args: argparse.Namespace) -> int:
     return _ended(args, standing, waited)
 
 
-async def _until_free(site: Site, args: argparse.Namespace, started: float) -> Standing:
-    """What stood there last: nothing, or what does when the time is over."""
-    from aiodlock.cli._standing import standing_of
-    from aiodlock.cli._telling import in_words
+class _Waiting:
+    """Asks again and again."""
 
-    end = float("inf") if args.timeout is None else started + args.timeout
-    heard_at, told = started, ""
-    # Bound: until it is free, or the time is over, or nobody has answered for 30 s.
-    while True:
-        left: float | None = 0.0
-        try:
-            standing = await standing_of(site, args.name, most=_MOST)
-        except ServerUnreachable as error:
+    def __init__(self, site: Site, args: argparse.Namespace, started: float) -> None:
+        self._site = site
+        self._args = args
+        self._end = float("inf") if args.timeout is None else started + args.timeout
+        self._heard_at = started
+        self._told: str | None = None  # Of which owner.
+
+    async def until_free(self) -> Standing:
+        """What stood there last: nothing, or what does when the time is over."""
+        # Bound: until it is free, or the time is over, or nobody has answered for 30 s.
+        while True:
+            standing = await self._asked()
             now = time.monotonic()
-            if now >= min(end, heard_at + _PATIENCE_S):
+            if standing is not None:
+                if standing.is_free or now >= self._end:
+                    return standing
+                self._tell(standing)
+            await asyncio.sleep(min(pause_s(standing), max(0.0, self._end - now)))
+
+    async def _asked(self) -> Standing | None:
+        """What stands there; None: nobody answered, and there is time to ask again."""
+        from aiodlock.cli._standing import standing_of
+
+        try:
+            standing = await standing_of(self._site, self._args.name, most=_MOST)
+        except ServerUnreachable as error:
+            if time.monotonic() >= min(self._end, self._heard_at + _PATIENCE_S):
                 raise
             log.info("%s; asking again", error)
-        else:
-            now = heard_at = time.monotonic()
-            if standing.is_free or now >= end:
-                return standing
-            words = in_words(standing)
-            if not told:
-                say(args, f"waiting for {quoted(args.name)}: {words}")
-            elif words != told:
-                log.info("%s", words)
-            told = words
-            left = standing.look.grants[0].ttl_left if standing.look.grants else 0.0
-        await asyncio.sleep(min(pause_s(left), max(0.0, end - now)))
+            return None
+        self._heard_at = time.monotonic()
+        return standing
+
+    def _tell(self, standing: Standing) -> None:
+        """Once; of each further holder if more is to be said."""
+        from aiodlock.cli._telling import in_words
+
+        owner = standing.look.grants[0].owner if standing.look.grants else ""
+        if self._told is None:
+            say(self._args, f"waiting for {quoted(standing.name)}: {in_words(standing)}")
+        elif owner != self._told:
+            log.info("%s is now %s", quoted(standing.name), in_words(standing))
+        self._told = owner
 
 
 def _ended(args: argparse.Namespace, standing: Standing, waited: float) -> int:
