@@ -13,7 +13,6 @@ from contextlib import aclosing
 
 import pytest
 import pytest_asyncio
-from redis import Redis as BlockingRedis
 
 from aiodlock import LockClient
 from aiodlock.cli._look import Grant, Look
@@ -267,22 +266,16 @@ def _watch_in_a_terminal(url: str) -> None:
 
 async def test_ls_watching_through_an_outage_goes_on(server: LockServer) -> None:
     """It says that what it shows is old."""
-    await asyncio.to_thread(_watch_an_outage, server)
-
-
-def _watch_an_outage(server: LockServer) -> None:
     with Terminal(server.url, "ls", "--watch", "0.1") as terminal:
-        terminal.until(lambda seen: "held as" in seen)
+        await asyncio.to_thread(terminal.until, lambda seen: "held as" in seen)
         server.kill()
-        try:
-            terminal.until(lambda seen: "no answer now" in seen)
-        finally:
-            server.restart()
-        with BlockingRedis.from_url(server.url) as admin:
-            admin.set("aiodlock:{again}", "x", px=60_000)
-        terminal.until(lambda seen: "again" in seen)
+        await asyncio.to_thread(terminal.until, lambda seen: "no answer now" in seen)
+        server.restart()  # Here: what a thread starts dies with it.
+        async with topologies.admin(server) as redis:
+            await redis.set("aiodlock:{again}", "x", px=60_000)
+        await asyncio.to_thread(terminal.until, lambda seen: "again" in seen)
         os.kill(terminal.process.pid, signal.SIGINT)
-        assert terminal.ended() == 0
+        assert await asyncio.to_thread(terminal.ended) == 0
 
 
 @pytest.mark.parametrize(("keys", "code", "is_held"), [("y\n", 0, False), ("n\n", 1, True)])
