@@ -24,6 +24,7 @@ TESTS = (
     *("tests/test_differential.py", "tests/test_protocol.py", "tests/test_invariants.py"),
     *("tests/test_sequences.py", "tests/test_wakeups.py", "tests/test_late.py"),
     *("tests/test_shared_differential.py", "tests/test_readers.py", "tests/test_semaphore.py"),
+    *("tests/test_operating.py", "tests/test_operating_kinds.py"),
 )
 
 

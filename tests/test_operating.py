@@ -35,7 +35,7 @@ OPERATOR_PERMISSIONS = (
 """What `ls`, `show` and `wait` need."""
 
 OF_CONNECTIONS = {"hello", "client|setinfo", "client|maint_notifications", "cluster|slots"} | {
-    *("client", "config|resetstat", "info")
+    *("client", "cluster", "config", "config|resetstat", "info")
 }
 """What redis-py sends on its own account, and this test; servers count it in different words."""
 
@@ -521,7 +521,21 @@ async def test_break_that_is_not_agreed_to_breaks_nothing(
     monkeypatch.setattr(sys, "stdin", Person(answer, lambda: None))
     async with locks.lock("a") as lease:
         assert (await operator("break", "a")).code == 1
+        assert (await operator("break", "a", "--json")).json["broken"] == []
         await lease.extend()
+
+
+async def test_break_of_a_name_that_many_wait_for_shows_some_of_them(
+    operator: Operator, redis: Redis
+) -> None:
+    """The question stays in sight; `show` has them all."""
+    world = ByHand(redis)
+    await world.granted(A)
+    for number in range(7):
+        await world.refused(f"{OTHER}:{number + 1}")
+    told, shown = await operator("break", "name", "--yes"), await operator("show", "name")
+    assert (told.err.count(OTHER), "and 2 more" in told.err) == (5 + 1, True)  # One has it now.
+    assert shown.out.count(OTHER) == 1 + 6
 
 
 async def test_break_of_another_librarys_lock_breaks_it(operator: Operator, redis: Redis) -> None:

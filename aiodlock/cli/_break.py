@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from aiodlock.cli._connecting import ExitCode, Failure, speak
 from aiodlock.cli._operating import add_options, print_json, say
@@ -21,6 +21,7 @@ _NOT_HELD: Final = 3
 _ANOTHER: Final = 4
 _MOST: Final = 1000
 """Of holders that are broken at once."""
+_WAITERS_SHOWN: Final = 5
 
 
 def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,6 +59,8 @@ def _run(args: argparse.Namespace) -> int:
         return _nothing(standing, args)
     if not _may(standing, args):
         say(args, "nothing was broken")
+        if args.json:
+            _print_json([], standing)
         return _DECLINED
     return asyncio.run(_break(args, grants))
 
@@ -81,10 +84,10 @@ def _meant(standing: Standing, args: argparse.Namespace) -> tuple[Grant, ...]:
 
 
 def _nothing(standing: Standing, args: argparse.Namespace) -> int:
-    from aiodlock.cli._telling import all_as_json, in_words
+    from aiodlock.cli._telling import in_words
 
     if args.json:
-        print_json({"broken": [], "now": all_as_json(standing)})
+        _print_json([], standing)
     say(args, f"nothing to break: {quoted(args.name)} is {in_words(standing)}")
     return _ANOTHER if standing.look.grants else _NOT_HELD
 
@@ -96,7 +99,7 @@ def _may(standing: Standing, args: argparse.Namespace) -> bool:
     if not args.yes and not sys.stdin.isatty():
         raise Failure("break asks before it breaks: without a terminal give --yes", ExitCode.USAGE)
     if not args.quiet or not args.yes:
-        print("\n".join(lines(standing)), file=sys.stderr)
+        print("\n".join(lines(standing, waiters=_WAITERS_SHOWN)), file=sys.stderr)
     if args.yes:
         return True
     which = "all of them" if len(_meant(standing, args)) > 1 else "it"
@@ -121,16 +124,13 @@ async def _seen(args: argparse.Namespace) -> Standing:
 async def _break(args: argparse.Namespace, grants: tuple[Grant, ...]) -> int:
     from aiodlock.cli._site import site_of
     from aiodlock.cli._standing import standing_of
-    from aiodlock.cli._telling import all_as_json, in_words
+    from aiodlock.cli._telling import in_words
 
     async with site_of(args) as site:
         broken = [grant for grant in grants if await _is_broken(site, args.name, grant)]
         now = await standing_of(site, args.name, most=_MOST)
     if args.json:
-        tokens: list[dict[str, Any]] = [
-            {"holder": grant.holder, "fencing_token": grant.fencing_token} for grant in broken
-        ]
-        print_json({"broken": tokens, "now": all_as_json(now)})
+        _print_json(broken, now)
     name = quoted(args.name)
     if broken:
         which = f"{len(broken)} of {len(grants)} grants are" if len(grants) > 1 else "the grant is"
@@ -138,6 +138,13 @@ async def _break(args: argparse.Namespace, grants: tuple[Grant, ...]) -> int:
         return 0
     say(args, f"nothing was broken: what was shown had ended; {name} is now {in_words(now)}")
     return _ANOTHER if now.look.grants else _NOT_HELD
+
+
+def _print_json(broken: list[Grant], now: Standing) -> None:
+    from aiodlock.cli._telling import all_as_json
+
+    tokens = [{"holder": grant.holder, "fencing_token": grant.fencing_token} for grant in broken]
+    print_json({"broken": tokens, "now": all_as_json(now)})
 
 
 async def _is_broken(site: Site, name: str, grant: Grant) -> bool:

@@ -12,12 +12,11 @@ from typing import Any, Final
 from aiodlock import _names
 from aiodlock._store._api import NoAnswer
 from aiodlock._store._wire import text
-from aiodlock.cli._site import Node, Site
+from aiodlock.cli._site import AT_ONCE, Node, Site
 from aiodlock.cli._standing import Standing, standing_of, untold
 
 # Keys that one SCAN looks at: the server is ours for some 0.2 ms, and others come in between.
 _COUNT: Final = 1000
-_AT_ONCE: Final = 8  # Names looked at together.
 _WAITERS_MOST: Final = 100  # Of each name; the first who is alive has waited longest.
 _MAGIC: Final = re.compile(r"[*?\[]")
 
@@ -123,8 +122,8 @@ def _matching(keys: Iterable[Any], prefix: str, pattern: str) -> set[str]:
 
 async def _looked_at(site: Site, names: list[str]) -> list[Standing]:
     standings: list[Standing] = []
-    for first in range(0, len(names), _AT_ONCE):
-        together = names[first : first + _AT_ONCE]
+    for first in range(0, len(names), AT_ONCE):
+        together = names[first : first + AT_ONCE]
         looks = (standing_of(site, name, most=_WAITERS_MOST) for name in together)
         for standing in await asyncio.gather(*looks, return_exceptions=True):
             if isinstance(standing, BaseException):

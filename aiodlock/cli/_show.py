@@ -47,5 +47,5 @@ async def _show(args: argparse.Namespace) -> int:
     if args.json:
         print_json(all_as_json(standing))
     else:
-        print("\n".join(lines(standing)))
+        print("\n".join(lines(standing, waiters=_MOST)))
     return 0

@@ -11,16 +11,17 @@ from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
 from redis.client import NEVER_DECODE
-from redis.exceptions import RedisClusterException, ResponseError
+from redis.exceptions import RedisClusterException
 
 from aiodlock import LockClient, LockError, _names
 from aiodlock._store._wire import FAILURES, trouble
-from aiodlock.cli._connecting import Failure, client_of, failure_of, shown, urls_of
+from aiodlock.cli._connecting import ExitCode, Failure, client_of, failure_of, shown, urls_of
 from aiodlock.cli._look import BYTES_MOST, Look, look_of
 
 REQUEST_S: Final = 2.0
 """What one request may take."""
-_AT_ONCE: Final = 8  # Requests under way at one server: connections too, and no more.
+AT_ONCE: Final = 8
+"""Names that are asked about together: so many connections to a server, and no more."""
 
 _LOOK: Final = resources.files(__package__).joinpath("lua/look.lua").read_text("utf-8")
 
@@ -106,8 +107,6 @@ def named(name: str, prefix: str) -> _names.Keys:
     Raises:
         Failure: It can be no lock's name.
     """
-    from aiodlock.cli._connecting import ExitCode
-
     try:
         return _names.keys(prefix, _names.checked_name(name))
     except ValueError as error:
@@ -121,7 +120,7 @@ async def _node(url: str) -> AsyncIterator[Node]:
         url,
         socket_timeout=REQUEST_S,
         socket_connect_timeout=REQUEST_S,
-        max_connections=_AT_ONCE,
+        max_connections=AT_ONCE,
     )
     async with _closing(redis):
         yield Node(shown(url), redis)
@@ -139,10 +138,8 @@ async def _is_cluster(redis: Any) -> bool:
     """Whether it is a node of a cluster, as far as we may know; one command."""
     try:
         await redis.execute_command("CLUSTER", "SLOTS")
-    except ResponseError:
-        return False  # Not one, or we may not ask: then we may not use one, either.
     except FAILURES:
-        return False  # Whoever asks next says what is wrong.
+        return False  # Not one, or we may not ask; who asks next says what else is wrong.
     return True
 
 

@@ -40,8 +40,8 @@ def held_as(look: Look) -> str:
     return look.kind
 
 
-def lines(standing: Standing) -> list[str]:
-    """All of it, for `show` and for `break`."""
+def lines(standing: Standing, *, waiters: int) -> list[str]:
+    """All of it, for `show` and for `break`, with so many of the waiters."""
     look = standing.look
     facts = [("name", harmless(standing.name)), ("key", harmless(standing.key))]
     facts.append(("held as", held_as(look) if look.grants or look.not_a_lock else _free(standing)))
@@ -55,7 +55,7 @@ def lines(standing: Standing) -> list[str]:
         facts.append(("last fencing token", str(look.last_fencing_token)))
     facts.append(("waiters", str(look.queued)))
     told = [f"{what:18}  {said}".rstrip() for what, said in facts]
-    return told + _queue(look) + _nodes(standing.votes)
+    return told + _queue(look, waiters) + _nodes(standing.votes)
 
 
 def short(holder: str) -> str:
@@ -153,7 +153,7 @@ def _ttl(grant: Grant) -> str:
     return "none" if grant.ttl_left is None else span(grant.ttl_left)
 
 
-def _queue(look: Look) -> list[str]:
+def _queue(look: Look, most: int) -> list[str]:
     if not look.waiters:
         return []
     rows = [
@@ -163,10 +163,10 @@ def _queue(look: Look) -> list[str]:
             Cell(span(each.waited)),
             Cell(_life(each.alive_for)),
         ]
-        for place, each in enumerate(look.waiters, 1)
+        for place, each in enumerate(look.waiters[:most], 1)
     ]
     told = ["", *table(("place", "waiter", "has waited", "sign of life"), rows, coloured=False)]
-    more = look.queued - len(look.waiters)
+    more = look.queued - len(rows)
     return told + ([f"and {more} more"] if more > 0 else [])
 
 
