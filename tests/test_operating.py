@@ -215,6 +215,17 @@ async def test_ls_with_more_names_than_the_limit_says_that_there_are_more(
         assert (await operator("ls", "--limit", "5", "--json")).json["is_complete"] is True
 
 
+async def test_ls_stops_its_search_when_there_are_more_names_than_the_limit(
+    operator: Operator, redis: Redis
+) -> None:
+    """One SCAN finds them, and no more are asked about than are told."""
+    await redis.eval("for n = 1, 9999 do redis.call('SET', 'aiodlock:{' .. n .. '}', n) end", 0)
+    await redis.config_resetstat()
+    assert len((await operator("ls", "--limit", "10", "--json")).json["names"]) == 10
+    stats = await redis.info("commandstats")
+    assert (stats["cmdstat_scan"]["calls"], stats["cmdstat_eval"]["calls"]) == (1, 10)
+
+
 async def test_operator_with_few_permissions_looks_but_may_not_break(
     server: LockServer,
     locks: LockClient,
