@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn, cast
 
-from aiodlock.cli import _break, _demo, _ls, _run, _show, _wait
+from aiodlock.cli import _break, _demo, _doctor, _ls, _run, _show, _wait
 from aiodlock.cli._connecting import ExitCode, Failure
 
 __all__ = ["main"]
 
-_COMMANDS = (_run, _ls, _show, _wait, _break, _demo)
+_COMMANDS = (_run, _ls, _show, _wait, _break, _doctor, _demo)
 _INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 _READER_GONE = 141  # the same for SIGPIPE
 

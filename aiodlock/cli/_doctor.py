@@ -1,0 +1,99 @@
+"""`aiodlock doctor` on the command line: its options, its outcome as an exit code.
+
+What this server promises a lock, and what endangers it. Nothing is changed, and no key stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from aiodlock import _names
+from aiodlock.cli import _connecting
+from aiodlock.cli._table import can_colour
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiodlock.cli._doctor_facts import Facts, Plan
+    from aiodlock.cli._doctor_kinds import Severity
+
+_SHORTEST_S, _LONGEST_S = 0.01, 1e12  # what a lock may have
+
+
+def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `doctor` to the command line."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="see what a server promises a lock, and what endangers it",
+        description="Connects, and says what this server promises a lock and what endangers it:"
+        " its memory, disk, replicas, clock, speed, what this user may do, and what is left under"
+        " the prefix. It changes no setting, leaves no key, and takes 20 s at most.",
+        epilog="Exit code: 0 nothing worse than a note, 1 a warning, 2 a danger, 69 no server"
+        " answers, 64 wrong options. Each finding is explained in docs/reference/doctor.md.",
+    )
+    _connecting.add_connection_options(parser)
+    parser.add_argument(
+        "--ttl",
+        type=_ttl,
+        default=30.0,
+        metavar="SECONDS",
+        help="of the locks that will be here; default: %(default)g",
+    )
+    parser.add_argument("--json", action="store_true", help="say it to a program")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    # Here and not above: `--help` can do without redis-py.
+    from aiodlock.cli import _doctor_show as show
+    from aiodlock.cli._doctor_facts import Plan
+    from aiodlock.cli._doctor_findings import findings
+    from aiodlock.cli._doctor_quorum import between
+
+    _connecting.speak(args)
+    urls = _connecting.urls_of(args)
+    try:
+        plan = Plan(args.ttl, _names.checked_prefix(args.prefix))
+    except ValueError as error:
+        raise _connecting.Failure(str(error), _connecting.ExitCode.USAGE) from None
+    nodes = asyncio.run(_ask(urls, plan))
+    are_many = len(nodes) > 1
+    found = [one for node in nodes for one in findings(node, plan, is_node=are_many)]
+    if are_many:
+        found += between(nodes)
+    code = _exit_code(nodes, show.worst(found))
+    if args.json:
+        print(show.as_json(found, plan, code))
+    else:
+        print(show.as_text(found, plan, coloured=can_colour(sys.stdout)))
+    return code
+
+
+async def _ask(urls: Sequence[str], plan: Plan) -> list[Facts]:
+    from aiodlock.cli._doctor_ask import facts_of
+
+    return await asyncio.gather(*(facts_of(url, plan) for url in urls))
+
+
+def _exit_code(nodes: Sequence[Facts], worst: Severity) -> int:
+    """1 and 2 are what monitoring takes for a warning and for worse; no lock at all is 69."""
+    from aiodlock.cli._doctor_kinds import Severity
+
+    silent = [
+        node
+        for node in nodes
+        if node.trouble is not None and node.trouble[0] in ("unreachable", "not-redis")
+    ]
+    if len(nodes) - len(silent) < len(nodes) // 2 + 1:
+        return _connecting.ExitCode.UNREACHABLE
+    return {Severity.WARNING: 1, Severity.DANGER: 2}.get(worst, 0)
+
+
+def _ttl(text: str) -> float:
+    seconds = float(text)
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # also refuses nan
+        raise argparse.ArgumentTypeError(f"must be from {_SHORTEST_S:g} to {_LONGEST_S:g}")
+    return seconds

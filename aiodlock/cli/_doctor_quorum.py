@@ -1,0 +1,64 @@
+"""From what was seen of several servers to findings about the quorum they are to be: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+
+from aiodlock.cli._doctor_facts import Facts
+from aiodlock.cli._doctor_findings import CLOCK_OFF_S
+from aiodlock.cli._doctor_kinds import KINDS, Finding
+
+
+def between(nodes: Sequence[Facts]) -> list[Finding]:
+    """What keeps *nodes* from being a quorum of independent servers."""
+    parts = (_number, _pairs, _each)
+    found = [Finding(KINDS[kind], text) for part in parts for kind, text in part(nodes)]
+    if found or any(node.trouble for node in nodes):
+        return found
+    bears = (len(nodes) - 1) // 2
+    return [Finding(KINDS["quorum"], f"{len(nodes)} nodes, bears the loss of {bears}")]
+
+
+def _number(nodes: Sequence[Facts]) -> Iterator[tuple[str, str]]:
+    if len(nodes) == 2:
+        yield "too-few-nodes", "2 nodes"
+    elif len(nodes) % 2 == 0:
+        bears = (len(nodes) - 1) // 2
+        yield "even-nodes", f"{len(nodes)} nodes bear the loss of {bears}"
+
+
+def _pairs(nodes: Sequence[Facts]) -> Iterator[tuple[str, str]]:
+    for one, other in combinations(nodes, 2):
+        both = f"{one.address} and {other.address}"
+        if _shares(one, other, "run_id"):
+            yield "same-server", both
+        # A primary and its replicas have the same id of their history.
+        elif _shares(one, other, "master_replid"):
+            yield "nodes-replicate", both
+        elif (apart_s := _apart_s(one, other)) > CLOCK_OFF_S:
+            yield "clocks-differ", f"{both}: {apart_s:.1f} s"
+
+
+def _each(nodes: Sequence[Facts]) -> Iterator[tuple[str, str]]:
+    for kind, is_so in _OF_A_NODE.items():
+        for node in filter(is_so, nodes):
+            yield kind, node.address
+
+
+def _shares(one: Facts, other: Facts, key: str) -> bool:
+    return key in one.info and one.info[key] == other.info.get(key)
+
+
+def _apart_s(one: Facts, other: Facts) -> float:
+    """How far their clocks are apart at least."""
+    if one.clock is None or other.clock is None:
+        return 0.0
+    apart_s = abs(one.clock.ahead_s - other.clock.ahead_s)
+    return apart_s - one.clock.within_s - other.clock.within_s
+
+
+_OF_A_NODE: dict[str, Callable[[Facts], bool]] = {
+    "node-with-replicas": lambda node: bool(node.replicas) or bool(node.sentinels),
+    "node-in-cluster": lambda node: node.is_clustered,
+}

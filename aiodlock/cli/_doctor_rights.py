@@ -1,0 +1,122 @@
+"""Tries whatever a lock needs to be allowed, on a key of a random name that is gone afterwards.
+
+Trying is better than asking (`ACL DRYRUN`): it works on every server, for every user, and also
+finds a server that takes no writes from anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import MovedError, RedisError, ResponseError
+
+from aiodlock import NotAllowedError, _names
+from aiodlock._store._wire import Script, digest, trouble
+
+if TYPE_CHECKING:
+    from aiodlock.cli._doctor_ask import Asker
+    from aiodlock.cli._doctor_facts import Facts
+
+_INSPECT: Final = Script("inspect")
+_SHA: Final = digest(_INSPECT.text)
+_NAMES: Final = 256  # of which one is in a slot of this node's, in clusters of a usual size
+_LIFE_MS: Final = 5000  # of the key that is written, should we end before we can delete it
+
+# On a key that is not there, and without effect: XX writes to what exists only.
+_TRIES: Final[tuple[tuple[str, ...], ...]] = (
+    ("EXISTS", "key"),
+    ("GET", "key"),
+    ("SET", "key", "", "XX", "GET"),
+    ("DEL", "key"),
+    ("PTTL", "key"),
+    ("EXPIRE", "key", "12"),
+    ("PEXPIRE", "key", "12000"),
+    ("ZADD", "key", "XX", "0", ""),
+    ("ZREM", "key", ""),
+    ("ZSCORE", "key", ""),
+    ("ZRANK", "key", ""),
+    ("ZRANGE", "key", "0", "0"),
+    ("ZRANGEBYSCORE", "key", "0", "0"),
+    ("ZCARD", "key"),
+    ("TIME",),
+    ("EVAL", _INSPECT.text, "2", "key", "key"),
+    ("EVALSHA", _SHA, "2", "key", "key"),
+)
+_IN_A_CLUSTER: Final[tuple[tuple[str, ...], ...]] = (("CLUSTER", "SLOTS"), ("COMMAND", "COUNT"))
+
+
+async def try_all(asker: Asker) -> str:
+    """Note what is refused, and whether a key can be written; returns the key that was used."""
+    facts = asker.facts
+    key = await _key(asker)
+    tries = _TRIES + (_IN_A_CLUSTER if facts.is_clustered else ())
+    commands = [tuple(key if word == "key" else word for word in one) for one in tries]
+    replies = await asker.ask_all(*commands)
+    # It only says something about the next command; nothing follows that minds.
+    if facts.is_clustered:
+        commands.append(("ASKING",))
+        replies += await asker.ask_all(("ASKING",))
+    facts.refused = _refused(commands, replies, asker.plan.prefix)
+    if not {"+set", "+del", f"~{asker.plan.prefix}*"} & facts.refused.keys():
+        await _write(asker, key)
+    return key
+
+
+def harmless_call(facts: Facts, key: str) -> tuple[str, ...]:
+    """What the latency is measured by: a script of ours that only reads."""
+    refused = facts.refused or {}
+    if {"+eval", "+evalsha", "+get", "+pttl", "+zcard"} & refused.keys() or _no_key(refused):
+        return ("PING",)
+    return ("EVALSHA", _SHA, "2", key, key)
+
+
+async def _key(asker: Asker) -> str:
+    names = [f"doctor:{_names.new_client_id()}" for _ in range(_NAMES)]
+    keys = [_names.keys(asker.plan.prefix, name).lock for name in names]
+    if not asker.facts.is_clustered:
+        return keys[0]
+    replies = await asker.ask_all(*(("EXISTS", key) for key in keys))
+    here = [
+        key for key, reply in zip(keys, replies, strict=True) if not isinstance(reply, MovedError)
+    ]
+    return (here or keys)[0]
+
+
+def _refused(commands: list[tuple[str, ...]], replies: list[Any], prefix: str) -> dict[str, str]:
+    """By the rule that is missing, the server's words."""
+    refused = {}
+    for command, reply in zip(commands, replies, strict=True):
+        if not isinstance(reply, Exception):
+            continue
+        if not isinstance(trouble(reply, ""), NotAllowedError):
+            continue
+        words = str(reply)
+        refused[_rule(command, words, prefix)] = words
+    return refused
+
+
+def _rule(command: tuple[str, ...], words: str, prefix: str) -> str:
+    if "access a key" in words or "of the keys" in words:
+        return f"~{prefix}*"
+    name = command[0].lower()
+    if name == "asking":
+        return name
+    return f"+{name}|{command[1].lower()}" if name == "cluster" else f"+{name}"
+
+
+def _no_key(refused: dict[str, str]) -> bool:
+    return any(rule.startswith("~") for rule in refused)
+
+
+async def _write(asker: Asker, key: str) -> None:
+    """Write the key, with a ttl from the same command, and delete it."""
+    asker.check_time()
+    try:
+        await asker.redis.set(key, "", px=_LIFE_MS)
+        asker.facts.write_trouble = ""
+    except ResponseError as error:
+        asker.facts.write_trouble = str(error)
+    finally:
+        with contextlib.suppress(RedisError, OSError):
+            await asker.redis.delete(key)
