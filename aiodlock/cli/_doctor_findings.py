@@ -123,7 +123,7 @@ def _restart(facts: Facts, *, is_node: bool) -> _Part:
 def _keeps(config: dict[str, str]) -> tuple[str, str]:
     sync = config.get("appendfsync", "")
     kind = {"always": "restart", "everysec": "loses-seconds", "no": "fsync-no"}.get(sync, "")
-    return kind, f"append-only file, to disk: {sync}"
+    return kind, f"append-only file, written to disk: {sync}"
 
 
 def _snapshots(config: dict[str, str]) -> str:
@@ -204,8 +204,7 @@ def _latency(facts: Facts, plan: Plan) -> _Part:
         worst_s = max(facts.latencies_s)
         told = (
             f"median {_seconds(statistics.median(facts.latencies_s))},"
-            f" worst of {len(facts.latencies_s)} {_seconds(worst_s)};"
-            f" ttl {plan.ttl:g} s, request_timeout {plan.request_timeout:g} s"
+            f" worst of {len(facts.latencies_s)} {_seconds(worst_s)}"
         )
         if worst_s >= too_slow_s:
             yield "too-slow", told
@@ -273,7 +272,7 @@ def _product(info: dict[str, str]) -> tuple[str, str]:
     for other in _OTHERS:
         if f"{other}_version" in info:
             return other.capitalize(), info[f"{other}_version"]
-    if info.get("server_name") == "valkey" or "valkey_version" in info:
+    if info.get("valkey_version"):
         return "Valkey", info.get("valkey_version", "")
     if "keydb" in info.get("executable", ""):
         return "Keydb", info.get("redis_version", "")

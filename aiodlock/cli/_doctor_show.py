@@ -40,7 +40,8 @@ def as_text(findings: Sequence[Finding], plan: Plan, *, coloured: bool) -> str:
         lines += [address or "all of them, as a quorum", ""]
         lines += table(_HEAD, list(_rows(here, width)), coloured=coloured)
         lines.append("")
-    for kind in _in_order(finding.kind for finding in findings):
+    kinds = _in_order(finding.kind for finding in findings)
+    for kind in sorted(kinds, key=lambda kind: kind.severity.rank, reverse=True):
         if kind.severity is not Severity.OK:
             lines += _explained(kind, width)
     lines.append(_verdict(findings, plan))
