@@ -31,6 +31,7 @@ from aiodlock.cli._doctor_facts import (
     Trouble,
     lines_of,
     replicas_of,
+    said,
 )
 
 LIMIT_S: Final = 15.0
@@ -63,6 +64,8 @@ class Asker:
         self.plan = plan
         self.facts = facts
         self.redis = _client(url, plan.request_timeout)
+        # One that subscribes is another's connection, as with a lock.
+        self.listener = _client(url, plan.request_timeout)
         self._end = time.monotonic() + LIMIT_S
 
     def check_time(self) -> None:
@@ -76,7 +79,7 @@ class Asker:
         try:
             return await self.redis.execute_command(*command)  # type: ignore[no-untyped-call]
         except ResponseError as error:
-            self.facts.unseen[question] = str(error)
+            self.facts.unseen[question] = said(error)
             return None
 
     async def ask_all(self, *commands: tuple[str | int, ...]) -> list[Any]:
@@ -111,6 +114,7 @@ async def facts_of(url: str, plan: Plan) -> Facts:
     finally:
         with contextlib.suppress(RedisError, OSError):
             await asker.redis.aclose()
+            await asker.listener.aclose()
     return facts
 
 
@@ -136,7 +140,7 @@ async def _ask(asker: Asker) -> None:
 
 def trouble_of(error: BaseException) -> tuple[Trouble, str]:
     """Why a server cannot be asked, by what redis-py raised, with its words."""
-    words = str(error) or type(error).__name__
+    words = said(error)
     if isinstance(error, BusyLoadingError):
         return "loading", words
     if words.startswith("BUSY "):
@@ -176,15 +180,12 @@ async def _information(asker: Asker) -> None:
     facts.unseen.pop("HELLO", None)
 
 
-def _greeted(greeting: Any) -> dict[str, str]:
-    if not isinstance(greeting, dict):  # RESP2 has no dictionaries
-        greeting = dict(zip(greeting[::2], greeting[1::2], strict=False))
-    server, version = str(greeting.get("server")), str(greeting.get("version"))
+def _greeted(greeting: list[Any]) -> dict[str, str]:
+    told = dict(zip(greeting[::2], greeting[1::2], strict=True))
     return {
-        "server_name": server,
-        f"{server}_version": version,
-        "server_mode": str(greeting.get("mode", "")),
-        "role": str(greeting.get("role", "")),
+        f"{told['server']}_version": str(told["version"]),
+        "server_mode": str(told["mode"]),
+        "role": str(told["role"]),
     }
 
 
@@ -192,9 +193,9 @@ async def _settings(asker: Asker) -> None:
     replies = await asker.ask_all(*(("CONFIG", "GET", name) for name in _SETTINGS))
     for name, reply in zip(_SETTINGS, replies, strict=True):
         if isinstance(reply, Exception):
-            asker.facts.unseen["CONFIG GET"] = str(reply)
-        elif name in reply:
-            asker.facts.config[name] = str(reply[name])
+            asker.facts.unseen["CONFIG GET"] = said(reply)
+        elif reply:  # [name, value]; nothing where the server has no such setting
+            asker.facts.config[name] = str(reply[1])
 
 
 async def _clock(asker: Asker) -> Clock | None:
@@ -209,7 +210,8 @@ async def _clock(asker: Asker) -> Clock | None:
             return None
         seconds, microseconds = told
         middle = (before + after) / 2
-        readings.append(Clock(seconds + microseconds / 1e6 - middle, abs(after - before) / 2))
+        now = int(seconds) + int(microseconds) / 1e6
+        readings.append(Clock(now - middle, abs(after - before) / 2))
     return min(readings, key=lambda reading: reading.within_s)
 
 
@@ -229,11 +231,11 @@ async def _latency(asker: Asker, key: str) -> None:
 async def _messages(asker: Asker) -> None:
     """Whether what is published on an inbox of ours arrives."""
     asker.check_time()
-    async with asker.redis.pubsub() as inbox:
+    async with asker.listener.pubsub() as inbox:
         try:
             asker.facts.message_delays_s = await _heard(asker, inbox)
         except ResponseError as error:
-            asker.facts.message_trouble = str(error)
+            asker.facts.message_trouble = said(error)
 
 
 async def _heard(asker: Asker, inbox: PubSub) -> list[float]:
@@ -258,15 +260,9 @@ async def _heard(asker: Asker, inbox: PubSub) -> list[float]:
 async def _slow_commands(asker: Asker) -> None:
     entries = await asker.ask("SLOWLOG GET", "SLOWLOG", "GET", _SLOW_ENTRIES)
     now = wall_clock() + (asker.facts.clock.ahead_s if asker.facts.clock else 0.0)
-    for entry in entries or ():
-        words = _text(entry["command"]).split()
-        asker.facts.slow_commands.append(
-            SlowCommand(
-                command=words[0].upper() if words else "?",
-                seconds=entry["duration"] / 1e6,
-                age_s=now - entry["start_time"],
-            )
-        )
+    for _, started_at, microseconds, words, *_ in entries or ():
+        slow = SlowCommand(str(words[0]).upper(), microseconds / 1e6, now - started_at)
+        asker.facts.slow_commands.append(slow)
 
 
 async def _sentinels(asker: Asker) -> None:
@@ -284,15 +280,12 @@ def _client(url: str, request_timeout: float) -> Redis:
         decode_responses=True,
         encoding="utf-8",
         encoding_errors="surrogateescape",
+        protocol=2,
+        driver_info=None,
     )
-    redis.set_response_callback(
-        "INFO", lambda response, **_: response
-    )  # redis-py makes numbers of ids
+    # As the server says it: redis-py would make numbers of ids.
+    redis.response_callbacks.clear()
     return redis
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _put(pipe: Pipeline, command: tuple[str | int, ...]) -> None:

@@ -147,3 +147,10 @@ def replicas_of(info: dict[str, str]) -> list[Replica]:
         address = f"{parts.get('ip', '?')}:{parts.get('port', '?')}"
         found.append(Replica(address, parts.get("state", "?"), float(parts.get("lag", 0))))
     return found
+
+
+def said(error: BaseException) -> str:
+    """The server's words, with the code before them, which redis-py takes away."""
+    code = getattr(error, "status_code", None)
+    words = str(error) or type(error).__name__
+    return f"{code} {words}" if code else words

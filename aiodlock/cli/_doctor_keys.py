@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from aiodlock import _names
-from aiodlock.cli._doctor_facts import Leftovers
+from aiodlock.cli._doctor_facts import Leftovers, said
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ async def _judge(asker: Asker, keys: Sequence[str], left: Leftovers) -> bool:
     replies = await asker.ask_all(
         *(("TYPE", key) for key in keys), *(("PTTL", key) for key in keys)
     )
-    refusals = [str(reply) for reply in replies if isinstance(reply, Exception)]
+    refusals = [said(reply) for reply in replies if isinstance(reply, Exception)]
     if refusals:
         asker.facts.unseen["SCAN"] = refusals[0]
         return False
@@ -94,7 +94,7 @@ async def _find_foreign(asker: Asker, locks: Sequence[str], left: Leftovers) -> 
         values = await asker.ask_all(*(("GETRANGE", key, 0, _VALUE_BYTES) for key in locks))
     for key, value in zip(locks, values, strict=True):
         if isinstance(value, Exception):
-            asker.facts.unseen["GETRANGE"] = str(value)
+            asker.facts.unseen["GETRANGE"] = said(value)
         elif value and _names.read_value(value) is None:
             left.foreign.append(key)
 
@@ -107,7 +107,7 @@ async def _is_dead(asker: Asker, queue: str) -> bool:
     )
     if isinstance(waiters, Exception) or isinstance(time_, Exception) or exists or not waiters:
         return False
-    now_ms = time_[0] * 1000 + time_[1] // 1000
+    now_ms = int(time_[0]) * 1000 + int(time_[1]) // 1000
     scores = await asker.ask_all(*(("ZSCORE", f"{lock}:alive", waiter) for waiter in waiters))
     # One without a liveness gets one with the next poll of anybody: it may live.
-    return all(isinstance(score, float) and score < now_ms for score in scores)
+    return all(isinstance(score, str) and float(score) < now_ms for score in scores)

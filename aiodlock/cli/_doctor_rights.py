@@ -13,6 +13,7 @@ from redis.exceptions import MovedError, RedisError, ResponseError
 
 from aiodlock import NotAllowedError, _names
 from aiodlock._store._wire import Script, digest, trouble
+from aiodlock.cli._doctor_facts import said
 
 if TYPE_CHECKING:
     from aiodlock.cli._doctor_ask import Asker
@@ -92,6 +93,9 @@ def _refused(commands: list[tuple[str, ...]], replies: list[Any], prefix: str) -
         if not isinstance(trouble(reply, ""), NotAllowedError):
             continue
         words = str(reply)
+        # A refusal inside the script is not of the script: its own command is refused by itself.
+        if command[0].startswith("EVAL") and command[0].lower() not in words.lower():
+            continue
         refused[_rule(command, words, prefix)] = words
     return refused
 
@@ -116,7 +120,7 @@ async def _write(asker: Asker, key: str) -> None:
         await asker.redis.set(key, "", px=_LIFE_MS)
         asker.facts.write_trouble = ""
     except ResponseError as error:
-        asker.facts.write_trouble = str(error)
+        asker.facts.write_trouble = said(error)
     finally:
         with contextlib.suppress(RedisError, OSError):
             await asker.redis.delete(key)
