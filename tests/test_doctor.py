@@ -402,7 +402,7 @@ def test_text_fits_into_80_columns_and_explains_the_worst_first(
     )
     text = as_text(shown(change), PLAN, coloured=False)
     assert max(map(len, text.splitlines())) < 80
-    heads = re.findall(r"^(\w+): ([\w-]+)$", text, re.MULTILINE)
+    heads = re.findall(r"^(\w+): ([\w-]+) \(", text, re.MULTILINE)
     assert heads == [
         ("danger", "evicts"),
         ("warning", "no-ttl"),
@@ -417,7 +417,7 @@ def test_text_of_several_servers_explains_a_kind_once() -> None:
     """A table for each, one why."""
     text = as_text(shown(config(timeout="5"), config(timeout="5")), PLAN, coloured=False)
     assert text.count("timeout 5 s") == 2
-    assert text.count("note: idle-timeout") == 1
+    assert text.count("note: idle-timeout (connections)") == 1
     assert text.count("what was seen") == 2
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ SAFE = ("--appendonly", "yes", "--appendfsync", "always")
 """What makes a server good."""
 
 NODES = 3
+ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -401,11 +404,11 @@ async def test_leftovers_are_named(redis: Redis, server: LockServer) -> None:
     told = await doctor(server.url)
     assert told.code == 1
     expected = {
-        "no-ttl": "1 key: aiodlock:{no-ttl}",
-        "not-a-lock": "1 key: aiodlock:{a-list}",
-        "foreign-values": "2 keys: aiodlock:{foreign}, aiodlock:{no-ttl}",
-        "dead-queues": "1 key: aiodlock:{dead}:queue",
-        "strangers": "2 keys: aiodlock:stray, aiodlock:{odd}:gone",
+        "no-ttl": "1 without a ttl: aiodlock:{no-ttl}",
+        "not-a-lock": "1 of another type: aiodlock:{a-list}",
+        "foreign-values": "2 of another library: aiodlock:{foreign}, aiodlock:{no-ttl}",
+        "dead-queues": "1 queued for by the dead: aiodlock:{dead}:queue",
+        "strangers": "2 of no lock: aiodlock:stray, aiodlock:{odd}:gone",
     }
     assert {kind: told.bad[kind] for kind in expected} == expected
     assert "a-secret" not in told.output
@@ -420,7 +423,7 @@ async def test_prefix_with_special_characters_means_itself(
     await redis.set("abc[x]:{two}", "x")
     _, out, _ = await run("--json", "--url", server.url, "--prefix", "a*[x]:")
     (no_ttl,) = [one for one in json.loads(out)["findings"] if one["kind"] == "no-ttl"]
-    assert no_ttl["seen"] == "1 key: a*[x]:{one}"
+    assert no_ttl["seen"] == "1 without a ttl: a*[x]:{one}"
 
 
 async def test_more_keys_than_doctor_looks_at_are_said_to_be_more(
@@ -577,3 +580,31 @@ async def test_quorum_of_nodes_that_are_not_independent_is_named(servers: list[L
 async def _follows(server: LockServer) -> bool:
     told = await topologies.info(server, "replication")
     return bool(told.get("master_link_status") == "up")
+
+
+# The page that shows it
+
+
+def shown_on_the_page() -> list[str]:
+    """Its blocks of the command's output."""
+    page = (ROOT / "docs/how-to/check-a-server.md").read_text()
+    blocks = re.findall(r"^```text\n(.*?)\n```$", page, re.DOTALL | re.MULTILINE)
+    return [block for block in blocks if block.startswith("redis://")]
+
+
+def without_figures(text: str) -> list[str]:
+    """What does not change from run to run, or with the server's make."""
+    text = re.sub(r"redis://\S+|Valkey|Redis standalone", "-", text)
+    return [re.sub(r"[\d.]+|-{2,}", "#", line).rstrip() for line in text.splitlines()]
+
+
+async def test_page_shows_what_the_command_says() -> None:
+    """A cache with a key that nobody deletes, then a server for locks; but for the figures."""
+    cache, better = shown_on_the_page()
+    async with lock_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
+        await ask(server, "SET", "aiodlock:{nightly-report}", "worker-3")
+        code, out, _ = await run("--url", server.url, COLUMNS="80")
+        assert (code, without_figures(out)) == (2, without_figures(cache))
+    async with lock_server("--maxmemory", "100mb", "--appendonly", "yes") as server:
+        code, out, _ = await run("--url", server.url, COLUMNS="80")
+        assert (code, without_figures(out)) == (0, without_figures(better))

@@ -235,15 +235,15 @@ def _leftovers(facts: Facts) -> _Part:
 
 
 def _odd_keys(left: Leftovers) -> _Part:
-    for kind, keys in (
-        ("no-ttl", left.no_ttl),
-        ("not-a-lock", left.wrong_type),
-        ("foreign-values", left.foreign),
-        ("dead-queues", left.dead_queues),
-        ("strangers", left.strangers),
+    for kind, words, keys in (
+        ("no-ttl", "without a ttl", left.no_ttl),
+        ("not-a-lock", "of another type", left.wrong_type),
+        ("foreign-values", "of another library", left.foreign),
+        ("dead-queues", "queued for by the dead", left.dead_queues),
+        ("strangers", "of no lock", left.strangers),
     ):
         if keys:
-            yield kind, f"{_count(len(keys), 'key')}: {_some(keys)}"
+            yield kind, f"{len(keys)} {words}: {_some(keys)}"
 
 
 def _connections(facts: Facts) -> _Part:

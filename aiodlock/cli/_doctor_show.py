@@ -88,7 +88,7 @@ def _rows(findings: Sequence[Finding], width: int) -> Iterator[list[Cell]]:
 
 def _explained(kind: Kind, width: int) -> list[str]:
     return [
-        f"{kind.severity}: {kind.id}",
+        f"{kind.severity}: {kind.id} ({kind.check})",
         *_wrapped("why", kind.why, width),
         *_wrapped("do", kind.remedy, width),
         f"  see  {kind.link}",
