@@ -22,8 +22,14 @@ _VALUE_BYTES: Final = 255  # of a lock's value; ours is shorter
 _QUEUES_MAX: Final = 50
 _WAITERS_MAX: Final = 100
 
-# By what stands behind the name: the type that is right there.
-_TYPES: Final = {"": "string", ":fence": "string", ":queue": "zset", ":alive": "zset"}
+# By what stands behind the name: the types that are right there.
+_TYPES: Final = {
+    "": ("string", "zset"),  # one holder, or several
+    ":fence": ("string",),
+    ":queue": ("zset",),
+    ":alive": ("zset",),
+    ":grants": ("zset",),
+}
 
 
 async def look(asker: Asker) -> None:
@@ -79,9 +85,9 @@ async def _judge(asker: Asker, keys: Sequence[str], left: Leftovers) -> bool:
             continue
         if ttl_ms == -1:
             left.no_ttl.append(key)
-        if type_ != _TYPES[match[1] or ""]:
+        if type_ not in _TYPES[match[1] or ""]:
             left.wrong_type.append(key)
-        elif match[1] is None:
+        elif match[1] is None and type_ == "string":
             locks.append(key)
     await _find_foreign(asker, locks, left)
     return True
