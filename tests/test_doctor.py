@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    InvalidResponse,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from aiodlock.cli import main
-from aiodlock.cli._doctor import _exit_code
+from aiodlock.cli._doctor import exit_code
+from aiodlock.cli._doctor_ask import trouble_of
 from aiodlock.cli._doctor_facts import (
     Clock,
     Facts,
@@ -22,9 +30,9 @@ from aiodlock.cli._doctor_facts import (
     replicas_of,
 )
 from aiodlock.cli._doctor_findings import findings
-from aiodlock.cli._doctor_kinds import CHECKS, KINDS, PAGE, Finding, Severity
+from aiodlock.cli._doctor_kinds import CHECKS, KINDS, PAGE, Finding, Severity, worst
 from aiodlock.cli._doctor_quorum import between
-from aiodlock.cli._doctor_show import as_json, as_text, worst
+from aiodlock.cli._doctor_show import as_json, as_text
 
 PLAN = Plan()
 ROOT = Path(__file__).parent.parent
@@ -381,6 +389,26 @@ def test_number_of_what_was_not_seen_is_none() -> None:
     assert [facts.number(key) for key in "abcde"] == [1.5, None, 2.0, 3.0, None]
 
 
+@pytest.mark.parametrize(
+    ("error", "has_answered", "kind"),
+    [
+        (InvalidResponse('got "H"'), False, "not-redis"),
+        (RedisConnectionError("Connection closed by server."), False, "not-redis"),
+        (RedisConnectionError("Connection closed by server."), True, "unreachable"),
+        (RedisConnectionError("max number of clients reached"), False, "connections-full"),
+        (BusyLoadingError("Redis is loading", status_code="LOADING"), True, "loading"),
+        (AuthenticationError("invalid password"), False, "login"),
+        (ResponseError("BUSY Redis is busy"), False, "busy"),
+        (OSError("no route"), False, "unreachable"),
+    ],
+)
+def test_trouble_is_told_by_what_was_raised(
+    error: Exception, has_answered: bool, kind: str
+) -> None:
+    """Who hangs up in the middle has shown before that it is a Redis."""
+    assert trouble_of(error, has_answered=has_answered)[0] == kind
+
+
 # What is shown
 
 
@@ -447,23 +475,23 @@ def test_json_has_every_finding_with_its_reasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("troubles", "severity", "code"),
+    ("troubles", "kinds", "code"),
     [
-        ([None], Severity.OK, 0),
-        ([None], Severity.NOTE, 0),
-        ([None], Severity.WARNING, 1),
-        ([None], Severity.DANGER, 2),
-        (["unreachable"], Severity.DANGER, 69),
-        (["not-redis"], Severity.DANGER, 69),
-        (["login"], Severity.DANGER, 2),
-        (["unreachable", None, None], Severity.DANGER, 2),
-        (["unreachable", "unreachable", None], Severity.DANGER, 69),
+        ([None], ["server"], 0),
+        ([None], ["server", "loses-seconds"], 0),
+        ([None], ["forgets", "loses-seconds"], 1),
+        ([None], ["forgets", "evicts"], 2),
+        (["unreachable"], ["unreachable"], 69),
+        (["not-redis"], ["not-redis"], 69),
+        (["login"], ["login"], 2),
+        (["unreachable", None, None], ["unreachable"], 2),
+        (["unreachable", "not-redis", None], ["unreachable"], 69),
     ],
 )
-def test_exit_code_goes_by_the_worst(troubles: list[Any], severity: Severity, code: int) -> None:
+def test_exit_code_goes_by_the_worst(troubles: list[Any], kinds: list[str], code: int) -> None:
     """69 only where no lock could be had, for nobody answers."""
     facts = [Facts("x", trouble=trouble and (trouble, "words")) for trouble in troubles]
-    assert _exit_code(facts, severity) == code
+    assert exit_code(facts, [Finding(KINDS[kind], "seen") for kind in kinds]) == code
 
 
 @pytest.mark.parametrize(
@@ -473,6 +501,7 @@ def test_exit_code_goes_by_the_worst(troubles: list[Any], severity: Severity, co
         (["--url", "http://localhost"], "not the URL of a server"),
         (["--ttl", "0", "--url", "redis://localhost"], "must be from 0.01"),
         (["--ttl", "nan", "--url", "redis://localhost"], "must be from 0.01"),
+        (["--ttl", "soon", "--url", "redis://localhost"], "must be from 0.01"),
         (["--prefix", "a{b}", "--url", "redis://localhost"], "without { and }"),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiodlock.cli._doctor_facts import Facts, Plan
-    from aiodlock.cli._doctor_kinds import Severity
+    from aiodlock.cli._doctor_kinds import Finding
 
 _SHORTEST_S, _LONGEST_S = 0.01, 1e12  # what a lock may have
 
@@ -50,8 +51,6 @@ def _run(args: argparse.Namespace) -> int:
     # Here and not above: `--help` can do without redis-py.
     from aiodlock.cli import _doctor_show as show
     from aiodlock.cli._doctor_facts import Plan
-    from aiodlock.cli._doctor_findings import findings
-    from aiodlock.cli._doctor_quorum import between
 
     _connecting.speak(args)
     urls = _connecting.urls_of(args)
@@ -59,12 +58,7 @@ def _run(args: argparse.Namespace) -> int:
         plan = Plan(args.ttl, _names.checked_prefix(args.prefix))
     except ValueError as error:
         raise _connecting.Failure(str(error), _connecting.ExitCode.USAGE) from None
-    nodes = asyncio.run(_ask(urls, plan))
-    are_many = len(nodes) > 1
-    found = [one for node in nodes for one in findings(node, plan, is_node=are_many)]
-    if are_many:
-        found += between(nodes)
-    code = _exit_code(nodes, show.worst(found))
+    found, code = asyncio.run(examined(urls, plan))
     if args.json:
         print(show.as_json(found, plan, code))
     else:
@@ -72,15 +66,23 @@ def _run(args: argparse.Namespace) -> int:
     return code
 
 
-async def _ask(urls: Sequence[str], plan: Plan) -> list[Facts]:
+async def examined(urls: Sequence[str], plan: Plan) -> tuple[list[Finding], int]:
+    """What is found at *urls*, all of them asked at once, with the exit code for that."""
     from aiodlock.cli._doctor_ask import facts_of
+    from aiodlock.cli._doctor_findings import findings
+    from aiodlock.cli._doctor_quorum import between
 
-    return await asyncio.gather(*(facts_of(url, plan) for url in urls))
+    nodes = await asyncio.gather(*(facts_of(url, plan) for url in urls))
+    are_many = len(nodes) > 1
+    found = [one for node in nodes for one in findings(node, plan, is_node=are_many)]
+    if are_many:
+        found += between(nodes)
+    return found, exit_code(nodes, found)
 
 
-def _exit_code(nodes: Sequence[Facts], worst: Severity) -> int:
+def exit_code(nodes: Sequence[Facts], found: Sequence[Finding]) -> int:
     """1 and 2 are what monitoring takes for a warning and for worse; no lock at all is 69."""
-    from aiodlock.cli._doctor_kinds import Severity
+    from aiodlock.cli._doctor_kinds import Severity, worst
 
     silent = [
         node
@@ -89,11 +91,14 @@ def _exit_code(nodes: Sequence[Facts], worst: Severity) -> int:
     ]
     if len(nodes) - len(silent) < len(nodes) // 2 + 1:
         return _connecting.ExitCode.UNREACHABLE
-    return {Severity.WARNING: 1, Severity.DANGER: 2}.get(worst, 0)
+    return {Severity.WARNING: 1, Severity.DANGER: 2}.get(worst(found), 0)
 
 
 def _ttl(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not _SHORTEST_S <= seconds <= _LONGEST_S:  # also refuses nan
         raise argparse.ArgumentTypeError(f"must be from {_SHORTEST_S:g} to {_LONGEST_S:g}")
     return seconds

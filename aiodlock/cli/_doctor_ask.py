@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -66,6 +67,7 @@ class Asker:
         self.redis = _client(url, plan.request_timeout)
         # One that subscribes is another's connection, as with a lock.
         self.listener = _client(url, plan.request_timeout)
+        self.has_answered = False
         self._end = time.monotonic() + LIMIT_S
 
     def check_time(self) -> None:
@@ -110,7 +112,7 @@ async def facts_of(url: str, plan: Plan) -> Facts:
     except (OutOfTimeError, TimeoutError):
         facts.unseen["out of time"] = f"so slow that {LIMIT_S:.0f} s were not enough"
     except (RedisError, OSError) as error:
-        facts.trouble = trouble_of(error)
+        facts.trouble = trouble_of(error, has_answered=asker.has_answered)
     finally:
         with contextlib.suppress(RedisError, OSError):
             await asker.redis.aclose()
@@ -128,8 +130,7 @@ async def _ask(asker: Asker) -> None:
     await _settings(asker)
     if facts.is_clustered:
         facts.cluster = lines_of(await asker.ask("CLUSTER INFO", "CLUSTER", "INFO") or "")
-    key = await _doctor_rights.try_all(asker)
-    await _latency(asker, key)
+    await _latency(asker, await _doctor_rights.try_all(asker))
     await _messages(asker)
     await _slow_commands(asker)
     await _sentinels(asker)
@@ -138,8 +139,8 @@ async def _ask(asker: Asker) -> None:
         facts.clock_later = await _clock(asker)
 
 
-def trouble_of(error: BaseException) -> tuple[Trouble, str]:
-    """Why a server cannot be asked, by what redis-py raised, with its words."""
+def trouble_of(error: BaseException, *, has_answered: bool) -> tuple[Trouble, str]:
+    """Why a server cannot be asked, or no longer, by what redis-py raised; with its words."""
     words = said(error)
     if isinstance(error, BusyLoadingError):
         return "loading", words
@@ -150,7 +151,8 @@ def trouble_of(error: BaseException) -> tuple[Trouble, str]:
     if isinstance(error, AuthenticationError | ResponseError):
         return "login", words
     # A server that closes at once may want TLS; one that speaks HTTP answers with an H.
-    if isinstance(error, InvalidResponse) or "closed by server" in words or "SSL" in words:
+    is_strange = isinstance(error, InvalidResponse) or "closed by server" in words or "SSL" in words
+    if is_strange and not has_answered:
         return "not-redis", words
     return "unreachable", words
 
@@ -166,6 +168,7 @@ async def _is_there(asker: Asker) -> None:
         if str(error).startswith("BUSY "):
             raise
         # PING is forbidden to this user, which is no matter.
+    asker.has_answered = True
 
 
 async def _information(asker: Asker) -> None:
@@ -215,13 +218,12 @@ async def _clock(asker: Asker) -> Clock | None:
     return min(readings, key=lambda reading: reading.within_s)
 
 
-async def _latency(asker: Asker, key: str) -> None:
-    """Of a call that locks make too, where it is allowed, else of PING."""
-    command = _doctor_rights.harmless_call(asker.facts, key)
+async def _latency(asker: Asker, command: Sequence[str]) -> None:
+    """How long *command* takes."""
     end = time.monotonic() + _SAMPLES_S
     for _ in range(_SAMPLES):
         started_at = time.monotonic()
-        if await asker.ask(str(command[0]), *command) is None:
+        if await asker.ask(command[0], *command) is None:
             return
         asker.facts.latencies_s.append(time.monotonic() - started_at)
         if time.monotonic() > end:

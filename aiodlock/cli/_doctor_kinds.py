@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -55,6 +56,12 @@ class Finding:
     kind: Kind
     text: str
     address: str = ""
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """How bad the worst of them is."""
+    severities = [finding.kind.severity for finding in findings]
+    return max(severities, key=lambda severity: severity.rank, default=Severity.OK)
 
 
 CHECKS: Final = (

@@ -16,8 +16,9 @@ from aiodlock._store._wire import Script, digest, trouble
 from aiodlock.cli._doctor_facts import said
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiodlock.cli._doctor_ask import Asker
-    from aiodlock.cli._doctor_facts import Facts
 
 _INSPECT: Final = Script("inspect")
 _SHA: Final = digest(_INSPECT.text)
@@ -44,44 +45,41 @@ _TRIES: Final[tuple[tuple[str, ...], ...]] = (
     ("EVAL", _INSPECT.text, "2", "key", "key"),
     ("EVALSHA", _SHA, "2", "key", "key"),
 )
-_IN_A_CLUSTER: Final[tuple[tuple[str, ...], ...]] = (("CLUSTER", "SLOTS"), ("COMMAND", "COUNT"))
+# The last one says something about the command behind it, so none may follow that minds.
+_IN_A_CLUSTER: Final = (("CLUSTER", "SLOTS"), ("COMMAND", "COUNT"), ("ASKING",))
 
 
-async def try_all(asker: Asker) -> str:
-    """Note what is refused, and whether a key can be written; returns the key that was used."""
+async def try_all(asker: Asker) -> Sequence[str]:
+    """Note what is refused, and whether a key can be written.
+
+    Returns:
+        The call by which to measure: a script of ours that only reads, where that is possible.
+    """
     facts = asker.facts
-    key = await _key(asker)
+    key, is_here = await _key(asker)
     tries = _TRIES + (_IN_A_CLUSTER if facts.is_clustered else ())
     commands = [tuple(key if word == "key" else word for word in one) for one in tries]
-    replies = await asker.ask_all(*commands)
-    # It only says something about the next command; nothing follows that minds.
-    if facts.is_clustered:
-        commands.append(("ASKING",))
-        replies += await asker.ask_all(("ASKING",))
-    facts.refused = _refused(commands, replies, asker.plan.prefix)
-    if not {"+set", "+del", f"~{asker.plan.prefix}*"} & facts.refused.keys():
+    facts.refused = _refused(commands, await asker.ask_all(*commands), asker.plan.prefix)
+    rules = facts.refused.keys()
+    if is_here and not {"+set", "+del", f"~{asker.plan.prefix}*"} & rules:
         await _write(asker, key)
-    return key
+    by_script = {"+evalsha", "+eval", "+get", "+pttl", "+zcard", f"~{asker.plan.prefix}*"}
+    if is_here and not by_script & rules:
+        return ("EVALSHA", _SHA, "2", key, key)
+    return ("PING",)
 
 
-def harmless_call(facts: Facts, key: str) -> tuple[str, ...]:
-    """What the latency is measured by: a script of ours that only reads."""
-    refused = facts.refused or {}
-    if {"+eval", "+evalsha", "+get", "+pttl", "+zcard"} & refused.keys() or _no_key(refused):
-        return ("PING",)
-    return ("EVALSHA", _SHA, "2", key, key)
-
-
-async def _key(asker: Asker) -> str:
+async def _key(asker: Asker) -> tuple[str, bool]:
+    """A key that nobody has, in a slot of this node's; with whether there is one."""
     names = [f"doctor:{_names.new_client_id()}" for _ in range(_NAMES)]
     keys = [_names.keys(asker.plan.prefix, name).lock for name in names]
     if not asker.facts.is_clustered:
-        return keys[0]
+        return keys[0], True
     replies = await asker.ask_all(*(("EXISTS", key) for key in keys))
-    here = [
-        key for key, reply in zip(keys, replies, strict=True) if not isinstance(reply, MovedError)
-    ]
-    return (here or keys)[0]
+    for key, reply in zip(keys, replies, strict=True):
+        if not isinstance(reply, MovedError):
+            return key, True
+    return keys[0], False
 
 
 def _refused(commands: list[tuple[str, ...]], replies: list[Any], prefix: str) -> dict[str, str]:
@@ -107,10 +105,6 @@ def _rule(command: tuple[str, ...], words: str, prefix: str) -> str:
     if name == "asking":
         return name
     return f"+{name}|{command[1].lower()}" if name == "cluster" else f"+{name}"
-
-
-def _no_key(refused: dict[str, str]) -> bool:
-    return any(rule.startswith("~") for rule in refused)
 
 
 async def _write(asker: Asker, key: str) -> None:

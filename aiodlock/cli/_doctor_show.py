@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from aiodlock.cli._doctor_facts import Plan
-from aiodlock.cli._doctor_kinds import Finding, Kind, Severity
+from aiodlock.cli._doctor_kinds import Finding, Kind, Severity, worst
 from aiodlock.cli._table import Cell, Tone, table
 
 _T = TypeVar("_T")
@@ -23,12 +23,6 @@ _TONES: Final = {
     Severity.WARNING: Tone.BAD,
     Severity.DANGER: Tone.BAD,
 }
-
-
-def worst(findings: Iterable[Finding]) -> Severity:
-    """The worst there is."""
-    severities = [finding.kind.severity for finding in findings]
-    return max(severities, key=lambda severity: severity.rank, default=Severity.OK)
 
 
 def as_text(findings: Sequence[Finding], plan: Plan, *, coloured: bool) -> str:
