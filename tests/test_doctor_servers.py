@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from aiodlock import LockClient
 from aiodlock.cli import _doctor_ask
@@ -113,6 +114,25 @@ async def test_good_server_shows_no_fault_and_is_left_as_it_was() -> None:
         assert await ask(server, "CONFIG", "GET", "*") == before
         assert await keys_of(server) == []
         assert not {"cmdstat_keys", "cmdstat_config|set", "cmdstat_monitor"} & used.keys()
+
+
+async def test_key_of_a_doctor_that_is_cut_off_does_not_stay(
+    server: LockServer, redis: Redis, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted although the answer was lost; and where that fails too, its ttl ends it."""
+    lost = proxy.drop_replies(1, b"PX", close=True)
+    facts = await facts_of(proxy.url, Plan())
+    assert (lost.hits, facts.trouble is not None) == (1, True)
+    assert await keys_of(server) == []
+
+    async def fail(*keys: str) -> None:
+        raise RedisError("cut off")
+
+    monkeypatch.setattr(Redis, "delete", fail)
+    await facts_of(server.url, Plan())
+    (key,) = await keys_of(server)
+    assert key.startswith("aiodlock:{doctor:")
+    assert 0 < await redis.pttl(key) <= 5000
 
 
 async def test_locks_in_use_are_no_leftovers() -> None:
@@ -440,7 +460,7 @@ async def test_more_keys_than_doctor_looks_at_are_said_to_be_more(
             pipe.set(f"aiodlock:{{{number}}}:fence", "1", px=60_000)
         await pipe.execute()
     told = await doctor(server.url)
-    assert told.bad["not-all-keys"] == "2000 keys looked at, there are more"
+    assert told.bad["not-all-keys"] == "2000 keys looked at; not all keys were seen"
 
 
 # Who cannot be asked
@@ -578,8 +598,8 @@ async def test_quorum_of_nodes_that_are_not_independent_is_named(servers: list[L
         *("same-server", "nodes-replicate", "even-nodes", "replica"),
         *("node-with-replicas", "restart-delay"),
     } <= told.kinds
-    assert told.bad["same-server"] == f"{one.url} and {alias}"
-    assert told.bad["nodes-replicate"] == f"{other.url} and {third.url}"
+    assert told.bad["same-server"] == f"{one.url} and {alias} are one server"
+    assert told.bad["nodes-replicate"] == f"{other.url} and {third.url} have one history"
     assert "no-messages" not in told.bad
 
 

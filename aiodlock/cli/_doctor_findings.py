@@ -203,8 +203,8 @@ def _latency(facts: Facts, plan: Plan) -> _Part:
     if facts.latencies_s:
         worst_s = max(facts.latencies_s)
         told = (
-            f"median {_seconds(statistics.median(facts.latencies_s))},"
-            f" worst of {len(facts.latencies_s)} {_seconds(worst_s)}"
+            f"median {_seconds(statistics.median(facts.latencies_s))};"
+            f" worst of {len(facts.latencies_s)}: {_seconds(worst_s)}"
         )
         if worst_s >= too_slow_s:
             yield "too-slow", told
@@ -229,7 +229,7 @@ def _leftovers(facts: Facts) -> _Part:
     odd = list(_odd_keys(left))
     yield from odd
     if not left.is_whole:
-        yield "not-all-keys", f"{_count(left.seen, 'key')} looked at, there are more"
+        yield "not-all-keys", f"{_count(left.seen, 'key')} looked at; not all keys were seen"
     elif not odd:
         yield "leftovers", f"{_count(left.seen, 'key')} under the prefix, none left over"
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from aiodlock.cli._doctor_ask import Asker
 
-_COUNT: Final = 500  # keys in one step of SCAN: less than a millisecond of the server's
-_STEPS: Final = 200
+_COUNT: Final = 500  # keys in one step of SCAN: a tenth of a millisecond of the server's
+_STEPS: Final = 2000
 _SCAN_S: Final = 3.0
 _KEYS_MAX: Final = 2000
 _VALUE_BYTES: Final = 255  # of a lock's value; ours is shorter

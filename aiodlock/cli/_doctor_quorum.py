@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from aiodlock.cli._doctor_facts import Facts
@@ -32,18 +32,20 @@ def _pairs(nodes: Sequence[Facts]) -> Iterator[tuple[str, str]]:
     for one, other in combinations(nodes, 2):
         both = f"{one.address} and {other.address}"
         if _shares(one, other, "run_id"):
-            yield "same-server", both
+            yield "same-server", f"{both} are one server"
         # A primary and its replicas have the same id of their history.
         elif _shares(one, other, "master_replid"):
-            yield "nodes-replicate", both
+            yield "nodes-replicate", f"{both} have one history"
         elif (apart_s := _apart_s(one, other)) > CLOCK_OFF_S:
-            yield "clocks-differ", f"{both}: {apart_s:.1f} s"
+            yield "clocks-differ", f"{both} differ by {apart_s:.1f} s"
 
 
 def _each(nodes: Sequence[Facts]) -> Iterator[tuple[str, str]]:
-    for kind, is_so in _OF_A_NODE.items():
-        for node in filter(is_so, nodes):
-            yield kind, node.address
+    for node in nodes:
+        if node.replicas or node.sentinels:
+            yield "node-with-replicas", f"{node.address} has replicas or Sentinels"
+        if node.is_clustered:
+            yield "node-in-cluster", f"{node.address} is in a cluster"
 
 
 def _shares(one: Facts, other: Facts, key: str) -> bool:
@@ -56,9 +58,3 @@ def _apart_s(one: Facts, other: Facts) -> float:
         return 0.0
     apart_s = abs(one.clock.ahead_s - other.clock.ahead_s)
     return apart_s - one.clock.within_s - other.clock.within_s
-
-
-_OF_A_NODE: dict[str, Callable[[Facts], bool]] = {
-    "node-with-replicas": lambda node: bool(node.replicas) or bool(node.sentinels),
-    "node-in-cluster": lambda node: node.is_clustered,
-}
