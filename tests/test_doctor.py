@@ -17,6 +17,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from aiodlock.cli import _doctor_words as words
 from aiodlock.cli import main
 from aiodlock.cli._doctor import exit_code
 from aiodlock.cli._doctor_ask import trouble_of
@@ -407,6 +408,16 @@ def test_trouble_is_told_by_what_was_raised(
 ) -> None:
     """Who hangs up in the middle has shown before that it is a Redis."""
     assert trouble_of(error, has_answered=has_answered)[0] == kind
+
+
+def test_amounts_are_said_as_people_do() -> None:
+    """Never with an exponent."""
+    assert [words.seconds(s) for s in (0.0000213, 0.00996, 0.0999, 0.9999, 1, 59.96)] == [
+        *("0.021 ms", "10 ms", "100 ms", "1000 ms", "1.0 s", "60.0 s")
+    ]
+    assert [words.size(n) for n in (0, 999.6, 1536, 100 << 20, 5 << 30, 3 << 40)] == [
+        *("0 B", "0.976 kB", "1.5 kB", "100 MB", "5 GB", "3072 GB")
+    ]
 
 
 # What is shown

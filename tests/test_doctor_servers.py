@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from aiodlock import LockClient
-from aiodlock.cli import _doctor_ask
+from aiodlock.cli import _doctor_ask, _doctor_asker, _doctor_measure
 from aiodlock.cli._doctor import examined
 from aiodlock.cli._doctor_ask import facts_of
 from aiodlock.cli._doctor_facts import Plan
@@ -355,7 +355,7 @@ async def test_clock_that_is_off_is_named(
     server: LockServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By ours, which is set here: only the difference is seen."""
-    monkeypatch.setattr(_doctor_ask, "wall_clock", lambda: time.time() + 60)
+    monkeypatch.setattr(_doctor_measure, "wall_clock", lambda: time.time() + 60)
     facts = await facts_of(server.url, Plan())
     found = {one.kind.id: one.text for one in findings(facts, Plan())}
     assert found["clock-off"] == "60.0 s behind ours"
@@ -367,8 +367,8 @@ async def test_clock_that_is_stepped_meanwhile_is_named(
     """By a second reading, after everything else."""
     whole = _doctor_ask._sentinels
 
-    async def step(asker: _doctor_ask.Asker) -> None:
-        monkeypatch.setattr(_doctor_ask, "wall_clock", lambda: time.time() - 3)
+    async def step(asker: _doctor_asker.Asker) -> None:
+        monkeypatch.setattr(_doctor_measure, "wall_clock", lambda: time.time() - 3)
         await whole(asker)
 
     monkeypatch.setattr(_doctor_ask, "_sentinels", step)
@@ -402,7 +402,7 @@ async def test_server_that_drips_is_left_in_time(
     proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers each question in time, but there is none for all; what was seen is told."""
-    monkeypatch.setattr(_doctor_ask, "LIMIT_S", 1.0)
+    monkeypatch.setattr(_doctor_asker, "LIMIT_S", 1.0)
     proxy.delay_replies(0.2)
     facts = await facts_of(proxy.url, Plan())
     assert facts.trouble is None

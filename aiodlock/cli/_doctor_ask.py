@@ -6,13 +6,8 @@ No setting is changed, and no key stays: what is written is one key of a random 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Sequence
 from typing import Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.client import Pipeline, PubSub
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -21,11 +16,10 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from aiodlock import _names
-from aiodlock.cli import _doctor_keys, _doctor_rights
+from aiodlock.cli import _doctor_keys, _doctor_measure, _doctor_rights
 from aiodlock.cli._connecting import shown
+from aiodlock.cli._doctor_asker import LIMIT_S, Asker, OutOfTimeError
 from aiodlock.cli._doctor_facts import (
-    Clock,
     Facts,
     Plan,
     SlowCommand,
@@ -35,12 +29,6 @@ from aiodlock.cli._doctor_facts import (
     said,
 )
 
-LIMIT_S: Final = 15.0
-"""No question is asked after so long; the last one may take a request's time more."""
-
-_SAMPLES, _SAMPLES_S = 30, 2.0  # of anything that is measured: at most so many, or so long
-_READINGS = 5  # of the clock; the quickest one counts
-_MESSAGES = 5
 _SLOW_ENTRIES = 64
 
 # One by one: Redis 6.2 takes no more, and the whole of it has passwords in it.
@@ -49,53 +37,6 @@ _SETTINGS: Final = (
     *("min-replicas-to-write", "min-replicas-max-lag", "client-output-buffer-limit"),
     *("busy-reply-threshold", "lua-time-limit"),
 )
-
-wall_clock = time.time
-
-
-class Asker:
-    """A connection to one server; refusals are noted in the facts, an end of it is raised.
-
-    Raises:
-        RedisError, OSError: The server does not answer, or no longer.
-        OutOfTimeError: The time for this server is over.
-    """
-
-    def __init__(self, url: str, plan: Plan, facts: Facts) -> None:
-        self.plan = plan
-        self.facts = facts
-        self.redis = _client(url, plan.request_timeout)
-        # One that subscribes is another's connection, as with a lock.
-        self.listener = _client(url, plan.request_timeout)
-        self.has_answered = False
-        self._end = time.monotonic() + LIMIT_S
-
-    def check_time(self) -> None:
-        """Go on only while there is time."""
-        if time.monotonic() > self._end:
-            raise OutOfTimeError
-
-    async def ask(self, question: str, *command: str | int) -> Any:
-        """The reply to *command*; None where it is refused, which is noted under *question*."""
-        self.check_time()
-        try:
-            return await self.redis.execute_command(*command)  # type: ignore[no-untyped-call]
-        except ResponseError as error:
-            self.facts.unseen[question] = said(error)
-            return None
-
-    async def ask_all(self, *commands: tuple[str | int, ...]) -> list[Any]:
-        """The reply to each, or the error that it is, in one round trip."""
-        self.check_time()
-        async with self.redis.pipeline(transaction=False) as pipe:
-            for command in commands:
-                _put(pipe, command)
-            replies: list[Any] = await pipe.execute(raise_on_error=False)
-        return replies
-
-
-class OutOfTimeError(Exception):
-    """The server answers, but so slowly that there was no time for all."""
 
 
 async def facts_of(url: str, plan: Plan) -> Facts:
@@ -114,9 +55,7 @@ async def facts_of(url: str, plan: Plan) -> Facts:
     except (RedisError, OSError) as error:
         facts.trouble = trouble_of(error, has_answered=asker.has_answered)
     finally:
-        with contextlib.suppress(RedisError, OSError):
-            await asker.redis.aclose()
-            await asker.listener.aclose()
+        await asker.aclose()
     return facts
 
 
@@ -126,17 +65,17 @@ async def _ask(asker: Asker) -> None:
     await _information(asker)
     if facts.mode == "sentinel":
         return
-    facts.clock = await _clock(asker)
+    facts.clock = await _doctor_measure.clock(asker)
     await _settings(asker)
     if facts.is_clustered:
         facts.cluster = lines_of(await asker.ask("CLUSTER INFO", "CLUSTER", "INFO") or "")
-    await _latency(asker, await _doctor_rights.try_all(asker))
-    await _messages(asker)
+    await _doctor_measure.latency(asker, await _doctor_rights.try_all(asker))
+    await _doctor_measure.messages(asker)
     await _slow_commands(asker)
     await _sentinels(asker)
     await _doctor_keys.look(asker)
     if facts.clock is not None:
-        facts.clock_later = await _clock(asker)
+        facts.clock_later = await _doctor_measure.clock(asker)
 
 
 def trouble_of(error: BaseException, *, has_answered: bool) -> tuple[Trouble, str]:
@@ -201,67 +140,9 @@ async def _settings(asker: Asker) -> None:
             asker.facts.config[name] = str(reply[1])
 
 
-async def _clock(asker: Asker) -> Clock | None:
-    """Between two readings of our own; the quickest answer says it best."""
-    readings: list[Clock] = []
-    end = time.monotonic() + _SAMPLES_S
-    while len(readings) < _READINGS and time.monotonic() < end:
-        before = wall_clock()
-        told = await asker.ask("TIME", "TIME")
-        after = wall_clock()
-        if told is None:
-            return None
-        seconds, microseconds = told
-        middle = (before + after) / 2
-        now = int(seconds) + int(microseconds) / 1e6
-        readings.append(Clock(now - middle, abs(after - before) / 2))
-    return min(readings, key=lambda reading: reading.within_s)
-
-
-async def _latency(asker: Asker, command: Sequence[str]) -> None:
-    """How long *command* takes."""
-    end = time.monotonic() + _SAMPLES_S
-    for _ in range(_SAMPLES):
-        started_at = time.monotonic()
-        if await asker.ask(command[0], *command) is None:
-            return
-        asker.facts.latencies_s.append(time.monotonic() - started_at)
-        if time.monotonic() > end:
-            return
-
-
-async def _messages(asker: Asker) -> None:
-    """Whether what is published on an inbox of ours arrives."""
-    asker.check_time()
-    async with asker.listener.pubsub() as inbox:
-        try:
-            asker.facts.message_delays_s = await _heard(asker, inbox)
-        except ResponseError as error:
-            asker.facts.message_trouble = said(error)
-
-
-async def _heard(asker: Asker, inbox: PubSub) -> list[float]:
-    channel = _names.inbox(asker.plan.prefix, _names.new_client_id())
-    limit_s = asker.plan.request_timeout
-    delays: list[float] = []
-    await inbox.subscribe(channel)
-    if await inbox.get_message(timeout=limit_s) is None:
-        asker.facts.message_trouble = f"no answer to SUBSCRIBE within {limit_s:g} s"
-        return delays
-    end = time.monotonic() + _SAMPLES_S
-    while len(delays) < _MESSAGES and time.monotonic() < end:
-        started_at = time.monotonic()
-        await asker.redis.publish(channel, "")
-        if await inbox.get_message(timeout=limit_s) is None:
-            asker.facts.message_trouble = f"published, but not heard within {limit_s:g} s"
-            break
-        delays.append(time.monotonic() - started_at)
-    return delays
-
-
 async def _slow_commands(asker: Asker) -> None:
     entries = await asker.ask("SLOWLOG GET", "SLOWLOG", "GET", _SLOW_ENTRIES)
-    now = wall_clock() + (asker.facts.clock.ahead_s if asker.facts.clock else 0.0)
+    now = _doctor_measure.wall_clock() + (asker.facts.clock.ahead_s if asker.facts.clock else 0.0)
     for _, started_at, microseconds, words, *_ in entries or ():
         slow = SlowCommand(str(words[0]).upper(), microseconds / 1e6, now - started_at)
         asker.facts.slow_commands.append(slow)
@@ -271,24 +152,3 @@ async def _sentinels(asker: Asker) -> None:
     told = await asker.ask("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", "__sentinel__:hello")
     if told:
         asker.facts.sentinels = int(told[1])
-
-
-def _client(url: str, request_timeout: float) -> Redis:
-    redis = Redis.from_url(url)
-    # Whatever the URL says: our own bounds, and text that turns back into the same bytes.
-    redis.connection_pool.connection_kwargs.update(
-        socket_timeout=request_timeout,
-        socket_connect_timeout=request_timeout,
-        decode_responses=True,
-        encoding="utf-8",
-        encoding_errors="surrogateescape",
-        protocol=2,
-        driver_info=None,
-    )
-    # As the server says it: redis-py would make numbers of ids.
-    redis.response_callbacks.clear()
-    return redis
-
-
-def _put(pipe: Pipeline, command: tuple[str | int, ...]) -> None:
-    pipe.execute_command(*command)

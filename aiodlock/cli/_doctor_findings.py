@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
+from aiodlock.cli import _doctor_words as words
 from aiodlock.cli._doctor_facts import Facts, Leftovers, Plan
 from aiodlock.cli._doctor_kinds import KINDS, Finding
 
@@ -18,8 +19,6 @@ _NEARLY: Final = 0.9
 _LATELY_S: Final = 3600.0
 _SMALL_BUFFER: Final = 1 << 20
 _SLOTS: Final = 16384
-_SHOWN: Final = 3
-_OTHERS: Final = ("dragonfly", "kvrocks", "garnet", "keydb")
 
 # What each question would have told.
 _ASKED_FOR: Final = {
@@ -66,16 +65,16 @@ def _server(facts: Facts) -> _Part:
     if facts.mode == "sentinel":
         yield "sentinel", "a Sentinel, not a server that keeps locks"
         return
-    product, version = _product(facts.info)
+    product, version = words.product(facts.info)
     told = " ".join(filter(None, (product, version, facts.mode)))
-    if product.lower() in _OTHERS:
+    if product.lower() in words.OTHERS:
         yield "untested-server", told
-    elif product == "Redis" and _is_older(version, (6, 2)):
+    elif product == "Redis" and words.is_older(version, (6, 2)):
         yield "old-server", told
     elif facts.trouble is None:
         yield "server", told
     if facts.sentinels:
-        yield "sentinels", f"{_count(facts.sentinels, 'Sentinel')} listening to its channel"
+        yield "sentinels", f"{words.count(facts.sentinels, 'Sentinel')} listening to its channel"
 
 
 def _cluster(facts: Facts) -> _Part:
@@ -95,11 +94,11 @@ def _memory(facts: Facts) -> _Part:
     used = facts.number("used_memory")
     if policy is None or limit is None or used is None:
         return
-    amount = f"{_bytes(used)} of {_bytes(limit)} used" if limit else f"{_bytes(used)}, no limit"
+    amount = words.size(used) + (f" of {words.size(limit)} used" if limit else ", no limit")
     if policy != "noeviction":
         thrown = facts.number("evicted_keys") or 0
-        told = f"{policy}; {amount}" + (f"; {_count(thrown, 'key')} thrown out" if thrown else "")
-        yield ("evicts" if limit else "may-evict"), told
+        lost = f"; {words.count(thrown, 'key')} thrown out" if thrown else ""
+        yield ("evicts" if limit else "may-evict"), f"{policy}; {amount}{lost}"
     elif limit and used >= limit:
         yield "full", f"noeviction; {amount}"
     elif limit and used >= _NEARLY * limit:
@@ -144,7 +143,7 @@ def _failover(facts: Facts, *, is_node: bool) -> _Part:
 
 def _followed(facts: Facts) -> _Part:
     least, good = facts.number("min-replicas-to-write"), facts.number("min_slaves_good_slaves")
-    count = _count(len(facts.replicas), "replica")
+    count = words.count(len(facts.replicas), "replica")
     if least and good is not None and good < least:
         yield "too-few-replicas", f"{good:.0f} keep up, min-replicas-to-write is {least:.0f}"
     for replica in facts.replicas:
@@ -172,7 +171,7 @@ def _clock(facts: Facts) -> _Part:
         yield "clock-off", f"{abs(ahead_s):.1f} s {side} ours"
     else:
         # Below its own uncertainty the figure would be noise.
-        yield "clock", f"within {_seconds(max(abs(ahead_s), within_s))} of ours"
+        yield "clock", f"within {words.seconds(max(abs(ahead_s), within_s))} of ours"
 
 
 def _permissions(facts: Facts) -> _Part:
@@ -194,7 +193,7 @@ def _messages(facts: Facts) -> _Part:
     if facts.message_trouble:
         yield "no-messages", facts.message_trouble
     elif facts.message_delays_s:
-        yield "messages", f"heard after {_seconds(statistics.median(facts.message_delays_s))}"
+        yield "messages", f"heard after {words.seconds(statistics.median(facts.message_delays_s))}"
 
 
 def _latency(facts: Facts, plan: Plan) -> _Part:
@@ -203,8 +202,8 @@ def _latency(facts: Facts, plan: Plan) -> _Part:
     if facts.latencies_s:
         worst_s = max(facts.latencies_s)
         told = (
-            f"median {_seconds(statistics.median(facts.latencies_s))};"
-            f" worst of {len(facts.latencies_s)}: {_seconds(worst_s)}"
+            f"median {words.seconds(statistics.median(facts.latencies_s))};"
+            f" worst of {len(facts.latencies_s)}: {words.seconds(worst_s)}"
         )
         if worst_s >= too_slow_s:
             yield "too-slow", told
@@ -218,7 +217,7 @@ def _latency(facts: Facts, plan: Plan) -> _Part:
     slow = [one for one in facts.slow_commands if one.seconds >= slow_s]
     if lately := [one for one in slow if one.age_s <= _LATELY_S]:
         longest = max(lately, key=lambda one: one.seconds)
-        told = f"the longest {longest.command} with {_seconds(longest.seconds)}"
+        told = f"the longest {longest.command} with {words.seconds(longest.seconds)}"
         yield "slow-commands", f"{len(lately)} in the last hour, {told}"
 
 
@@ -229,13 +228,13 @@ def _leftovers(facts: Facts) -> _Part:
     odd = list(_odd_keys(left))
     yield from odd
     if not left.is_whole:
-        yield "not-all-keys", f"{_count(left.seen, 'key')} looked at; not all keys were seen"
+        yield "not-all-keys", f"{words.count(left.seen, 'key')} looked at; not all keys were seen"
     elif not odd:
-        yield "leftovers", f"{_count(left.seen, 'key')} under the prefix, none left over"
+        yield "leftovers", f"{words.count(left.seen, 'key')} under the prefix, none left over"
 
 
 def _odd_keys(left: Leftovers) -> _Part:
-    for kind, words, keys in (
+    for kind, what, keys in (
         ("no-ttl", "without a ttl", left.no_ttl),
         ("not-a-lock", "of another type", left.wrong_type),
         ("foreign-values", "of another library", left.foreign),
@@ -243,7 +242,7 @@ def _odd_keys(left: Leftovers) -> _Part:
         ("strangers", "of no lock", left.strangers),
     ):
         if keys:
-            yield kind, f"{len(keys)} {words}: {_some(keys)}"
+            yield kind, f"{len(keys)} {what}: {words.some(keys)}"
 
 
 def _connections(facts: Facts) -> _Part:
@@ -254,63 +253,11 @@ def _connections(facts: Facts) -> _Part:
         yield ("connections-near-limit" if is_near else "connections"), told
     if idle_s := facts.number("timeout"):
         yield "idle-timeout", f"timeout {idle_s:.0f} s"
-    hard = _message_buffer(facts.config.get("client-output-buffer-limit", ""))
+    hard = words.message_buffer(facts.config.get("client-output-buffer-limit", ""))
     if 0 < hard < _SMALL_BUFFER:
-        yield "message-buffer", f"at most {_bytes(hard)} for a subscriber"
+        yield "message-buffer", f"at most {words.size(hard)} for a subscriber"
 
 
 def _unseen(facts: Facts) -> _Part:
     for question, reason in facts.unseen.items():
         yield "could-not-see", f"{_ASKED_FOR.get(question, question)} ({question}: {reason})"
-
-
-# Words and figures.
-
-
-def _product(info: dict[str, str]) -> tuple[str, str]:
-    """Who made it, with the version; those who imitate Redis give themselves away by a key."""
-    for other in _OTHERS:
-        if f"{other}_version" in info:
-            return other.capitalize(), info[f"{other}_version"]
-    if info.get("valkey_version"):
-        return "Valkey", info.get("valkey_version", "")
-    if "keydb" in info.get("executable", ""):
-        return "Keydb", info.get("redis_version", "")
-    return "Redis", info.get("redis_version", "")
-
-
-def _is_older(version: str, than: tuple[int, int]) -> bool:
-    parts = version.split(".")
-    if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
-        return False
-    return (int(parts[0]), int(parts[1])) < than
-
-
-def _message_buffer(limits: str) -> float:
-    """The hard limit for pubsub out of `normal 0 0 0 slave ... pubsub 33554432 8388608 60`."""
-    words = limits.split()
-    if "pubsub" not in words[:-1]:
-        return 0
-    hard = words[words.index("pubsub") + 1]
-    return int(hard) if hard.isdecimal() else 0
-
-
-def _count(number: float, word: str) -> str:
-    return f"{number:.0f} {word}" if number == 1 else f"{number:.0f} {word}s"
-
-
-def _some(keys: Iterable[str]) -> str:
-    shown = [key.encode(errors="surrogateescape").decode(errors="backslashreplace") for key in keys]
-    return ", ".join(sorted(shown)[:_SHOWN]) + (", ..." if len(shown) > _SHOWN else "")
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} GB"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.2g} ms"

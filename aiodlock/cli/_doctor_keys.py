@@ -12,7 +12,7 @@ from aiodlock.cli._doctor_facts import Leftovers, said
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiodlock.cli._doctor_ask import Asker
+    from aiodlock.cli._doctor_asker import Asker
 
 _COUNT: Final = 500  # keys in one step of SCAN: a tenth of a millisecond of the server's
 _STEPS: Final = 2000

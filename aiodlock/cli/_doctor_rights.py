@@ -18,7 +18,7 @@ from aiodlock.cli._doctor_facts import said
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiodlock.cli._doctor_ask import Asker
+    from aiodlock.cli._doctor_asker import Asker
 
 _INSPECT: Final = Script("inspect")
 _SHA: Final = digest(_INSPECT.text)
