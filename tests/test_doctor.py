@@ -435,7 +435,7 @@ def test_text_fits_into_80_columns_and_explains_the_worst_first(
     """However long a key or the server's words are."""
     monkeypatch.setenv("COLUMNS", "80")
     change = both(
-        left(no_ttl=["aiodlock:{" + "x" * 200 + "}"], strangers=["aiodlock:ä\udcff"]),
+        left(no_ttl=["aiodlock:{" + "x" * 200 + "}"], strangers=["aiodlock:ä\udcff\x1b[31m"]),
         info(maxmemory_policy="allkeys-lru"),
         config(timeout="5"),
     )
@@ -448,7 +448,7 @@ def test_text_fits_into_80_columns_and_explains_the_worst_first(
         ("note", "strangers"),
         ("note", "idle-timeout"),
     ]
-    assert r"\xff" in text
+    assert r"aiodlock:ä\xff\x1b[31m" in text
     assert text.endswith("1 danger, 1 warning, 2 notes")
 
 

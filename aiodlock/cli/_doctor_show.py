@@ -74,10 +74,15 @@ def _rows(findings: Sequence[Finding], width: int) -> Iterator[list[Cell]]:
     room = width - severities - checks - 4
     for finding in findings:
         kind = finding.kind
-        first, *rest = textwrap.wrap(finding.text, room, break_on_hyphens=False) or [""]
+        first, *rest = textwrap.wrap(_printable(finding.text), room, break_on_hyphens=False) or [""]
         yield [Cell(kind.severity, _TONES[kind.severity]), Cell(kind.check), Cell(first)]
         for line in rest:
             yield [Cell(""), Cell(""), Cell(line)]
+
+
+def _printable(text: str) -> str:
+    """What a key or a server's words must not do: move the cursor, or change colours."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _explained(kind: Kind, width: int) -> list[str]:
