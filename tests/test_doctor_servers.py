@@ -620,7 +620,7 @@ def shown_on_the_page() -> list[str]:
 
 def without_figures(text: str) -> list[str]:
     """What does not change from run to run, or with the server's make."""
-    text = re.sub(r"redis://\S+|Valkey|Redis standalone", "-", text)
+    text = re.sub(r"redis://\S+|Valkey|Redis(?= )", "-", text)
     return [re.sub(r"[\d.]+|-{2,}|\b[kM]B", "#", line).rstrip() for line in text.splitlines()]
 
 
