@@ -113,20 +113,20 @@ def gates(results: Results) -> Iterator[str]:
     if verdicts:
         yield "### Gates"
         head = ("row", "aiodlock's", "median", "spread", "gate", "", "aim", "")
-        yield _table(head, (_gate_cells(verdict) for verdict in verdicts))
+        yield table(head, (_gate_cells(verdict) for verdict in verdicts))
 
 
 def _gate_cells(verdict: Verdict) -> Sequence[str]:
     gate, summary = verdict.gate, verdict.summary
     sign = "≥" if gate.at_least else "≤"
-    bounds = ["" if b is None else f"{sign} {_number(b)}" for b in (gate.gate, gate.aim)]
+    bounds = ["" if b is None else f"{sign} {number(b)}" for b in (gate.gate, gate.aim)]
     subject = WORDS.get(gate.figure, gate.figure)
     if gate.client != "aiodlock":
         subject = f"{subject}, {CLIENTS[gate.client].label.removeprefix('aiodlock, ')}"
     if gate.others:
         place = f" in {gate.against_row}" if gate.against_row else ""
         subject = f"{subject} / that of {_named(gate.others)}{place}"
-    median = _number(summary.median) if summary else "-"
+    median = number(summary.median) if summary else "-"
     return (
         gate.row, subject, median, _spread(summary), bounds[0], verdict.gate_says,
         bounds[1], verdict.aim_says,
@@ -152,7 +152,7 @@ def _row(results: Results, row: str) -> Iterator[str]:
     ]
     if measured:
         head = ("", *(COLUMNS[column] for column in columns))
-        yield _table(head, (_client_cells(results, row, one, columns) for one in measured))
+        yield table(head, (_client_cells(results, row, one, columns) for one in measured))
     yield from _of_nodes(results, row, measured)
     notes = [*_failures(results, row), *_absent(results, row)]
     if notes:
@@ -175,7 +175,7 @@ def _of_nodes(results: Results, row: str, clients: Sequence[str]) -> Iterator[st
     """What each node of a cluster did for one cycle."""
     if any("node0_evalsha" in _figures(results, row, client) for client in clients):
         head = ("each cycle", "node", *NODE_COLUMNS.values())
-        yield _table(head, _node_cells(results, row, clients))
+        yield table(head, _node_cells(results, row, clients))
 
 
 def _node_cells(results: Results, row: str, clients: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -206,21 +206,21 @@ def _with_spread(summary: Summary | None) -> str:
     if summary is None:
         return ""
     if summary.low == summary.high:
-        return _number(summary.median)
-    return f"{_number(summary.median)} ({_spread(summary)})"
+        return number(summary.median)
+    return f"{number(summary.median)} ({_spread(summary)})"
 
 
 def _spread(summary: Summary | None) -> str:
-    return f"{_number(summary.low)} to {_number(summary.high)}" if summary else "-"
+    return f"{number(summary.low)} to {number(summary.high)}" if summary else "-"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits, without an exponent."""
     if value >= 100 or value == int(value):
         return f"{value:.0f}"
     return f"{value:.3g}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

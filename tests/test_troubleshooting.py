@@ -45,7 +45,7 @@ def messages_of(source: str) -> Iterator[str]:
 def called(call: ast.Call) -> str:
     """The last part of what is called."""
     function = call.func
-    return getattr(function, "attr", None) or getattr(function, "id", "")
+    return str(getattr(function, "attr", None) or getattr(function, "id", ""))
 
 
 def text_of(node: ast.expr) -> str | None:
@@ -62,8 +62,7 @@ def text_of(node: ast.expr) -> str | None:
 def is_told(message: str) -> bool:
     """Whether some code on the page is that message; `...` at its end may cut it short."""
     return any(
-        message == code
-        or (code.endswith("; ...") and message.startswith(code.removesuffix("...")))
+        message == code or (code.endswith("; ...") and message.startswith(code.removesuffix("...")))
         for code in ALL_CODE
     )
 
@@ -83,8 +82,7 @@ def test_page_tells_of_every_message_of_the_core(message: str) -> None:
         name
         for module in (aiodlock, aiodlock.fencing)
         for name in module.__all__
-        if isinstance(getattr(module, name), type)
-        and issubclass(getattr(module, name), Exception)
+        if isinstance(getattr(module, name), type) and issubclass(getattr(module, name), Exception)
     ],
 )
 def test_page_tells_of_every_public_exception(error: str) -> None:
