@@ -30,22 +30,21 @@ END: Final = "<!-- end of {table} -->"
 LIMIT_S: Final = 300.0
 FIGURES: Final = (
     ("cycle-1", "client_cpu_us", "1 task"),
+    ("cycle-1", "server_cpu_us", "1 task"),
     ("cycle-100", "cycles_per_s", "100 names"),
     ("handoff-100", "handoff_median_ms", "100 waiters"),
     ("handoff-100", "longest_wait_ms", "100 waiters"),
     ("handoff-100", "jain", "100 waiters"),
     ("handoff-100", "connections", "100 waiters"),
     ("idle-100", "sent_per_s", "100 idle"),
-    ("quorum-5", "cycles_per_s", "quorum of 5"),
 )
 """Row of the results, figure, and the row in a word."""
 MEASURED: Final = (
     *("aiodlock", "redis-py", "fifo", "python-redis-lock", "pottery", "coredis"),
-    *("redis-lock-py", "aioredlock", "redlock-ng", "node-redlock"),
+    *("redis-lock-py", "node-redlock"),
 )
 LARGER: Final = {"redis-py": "redis-py-pool"}
 """Who stands in where the default connection pool is too small for the row."""
-AS_QUORUM: Final = {"aiodlock": "quorum-fenced"}
 
 
 def main(arguments: list[str]) -> None:
@@ -103,7 +102,7 @@ def _figure_rows(results: Results) -> Iterator[Sequence[str]]:
 
 
 def _cell(results: Results, row: str, client: str, figure: str) -> str:
-    for who in (client, LARGER.get(client), AS_QUORUM.get(client)):
+    for who in (client, LARGER.get(client)):
         summary = results.summary(row, who, figure) if who else None
         if summary is not None:
             return number(summary.median)
