@@ -74,3 +74,12 @@ async def test_paused_worker_is_refused_by_postgresql(postgres: Postgres) -> Non
     assert lines[0] == "B is done"
     assert re.fullmatch(r"A is refused: it has \d+, and \d+ stands", lines[1])
     assert lines[2:] == ["total: 101"]
+
+
+async def test_tick_of_three_crontabs_is_worked_on_by_one(server: LockServer) -> None:
+    """Also when the last machine comes after the job is done; to be locked out is no failure."""
+    lines = await run("cron_job.py", AIODLOCK_URL=server.url)
+    assert len([line for line in lines if line.startswith("the report is made")]) == 1
+    ends = sorted(line for line in lines if line.startswith("machine"))
+    assert ends == [f"machine {name}: exit code 0" for name in "ABC"]
+    assert len(lines) == 4
