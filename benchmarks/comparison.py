@@ -130,7 +130,7 @@ def _try_all() -> dict[str, Any]:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
         outcomes[client] = json.loads(done.stdout)
     about = {**_machine.about(), "server": asyncio.run(server_version())}
-    wanted = ("date", "commit", "python", "packages", "server")
+    wanted = ("date", "python", "packages", "server")
     return {"about": {key: about[key] for key in wanted}, "outcomes": outcomes}
 
 
