@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 import pytest
 
+from aiodlock.cli import _parser
 from aiodlock.testing import LockServer
 from tests.fencing_databases import Postgres, postgres_server
 from tests.programs import ROOT, output_of
@@ -83,3 +85,13 @@ async def test_tick_of_three_crontabs_is_worked_on_by_one(server: LockServer) ->
     ends = sorted(line for line in lines if line.startswith("machine"))
     assert ends == [f"machine {name}: exit code 0" for name in "ABC"]
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize("page", ["how-to/cron.md", "examples/cron_job.py"])
+def test_lines_for_crontabs_are_understood_by_the_command_line(page: str) -> None:
+    """Each, with its options; what follows the name is the command."""
+    lines = re.findall(r"\* +aiodlock (run .*)", (ROOT / "docs" / page).read_text())
+    assert lines
+    for line in lines:
+        args = _parser().parse_args(shlex.split(line))
+        assert args.command[-1].startswith("/srv/")

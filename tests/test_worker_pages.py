@@ -50,7 +50,7 @@ async def test_taskiq_worker_killed_at_work_leaves_its_task_to_another(
     server: LockServer, tmp_path: Path
 ) -> None:
     """The lock is free after its ttl, its tasks come again beside new ones, with larger tokens."""
-    changes = (("idle_timeout=60_000", "idle_timeout=1_000"), ("ttl=10", "ttl=1"))
+    changes = (("idle_timeout=60_000", "idle_timeout=1_000"), ("ttl=10", "ttl=3"))
     hangs = (WORK, "asyncio.sleep(60)")
     write_files("Taskiq", server.url, tmp_path, *changes, hangs)
     async with Program(*WORKERS["Taskiq"], cwd=tmp_path) as doomed:

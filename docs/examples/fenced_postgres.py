@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 
 import asyncpg
 
-from aiodlock import LeaseLostError, LockClient
+from aiodlock import Lock, LockClient
 from aiodlock.fencing import SqlFence, StaleFenceError
 from aiodlock.testing import lock_server
 
@@ -23,31 +23,33 @@ fence = SqlFence()
 
 
 async def deposit(
-    pool: asyncpg.Pool, locks: LockClient, amount: int, *, pause: float = 0.0
+    pool: asyncpg.Pool, lock: Lock, amount: int, pause: Awaitable[object] | None = None
 ) -> None:
-    # Without extension, and not cancelled at a loss: so a pause is like that of a whole process.
-    lock = locks.lock("account:1", ttl=1, auto_extend=False, on_lost="raise")
     async with lock as lease:
-        await asyncio.sleep(pause)
+        if pause is not None:
+            await pause
         async with pool.acquire() as connection, connection.transaction():
             await fence.claim(connection, lease)  # before the first read
             total = await connection.fetchval("SELECT total FROM accounts WHERE id = 1")
             await connection.execute("UPDATE accounts SET total = $1 WHERE id = 1", total + amount)
 
 
-# From here on: worker A pauses for longer than its lease, and worker B comes in between.
+# From here on: worker A pauses until its lease is over, and worker B has been there.
 
 
-async def play(worker: str, depositing: Awaitable[None]) -> None:
+async def worker_a(pool: asyncpg.Pool, locks: LockClient, b_was_there: asyncio.Event) -> None:
+    # Neither extended nor cancelled at a loss: like a whole process that stands still.
+    lock = locks.lock("account:1", ttl=1, auto_extend=False, on_lost="raise")
     try:
-        await depositing
-        print(worker, "is done")
+        await deposit(pool, lock, 10, pause=b_was_there.wait())
     except StaleFenceError as error:
-        print(
-            worker, "is refused: it has", error.fencing_token, "and", error.stored_token, "stands"
-        )
-    except LeaseLostError as error:
-        print(worker, "is told:", error.reason.value)
+        print(f"A is refused: it has {error.fencing_token}, and {error.stored_token} stands")
+
+
+async def worker_b(pool: asyncpg.Pool, locks: LockClient, b_was_there: asyncio.Event) -> None:
+    await deposit(pool, locks.lock("account:1"), 1)
+    print("B is done")
+    b_was_there.set()
 
 
 async def main() -> None:
@@ -60,10 +62,8 @@ async def main() -> None:
         await pool.execute("INSERT INTO accounts VALUES (1, 100)")
         async with pool.acquire() as connection, connection.transaction():
             await fence.create_tables(connection)
-        await asyncio.gather(
-            play("A", deposit(pool, locks, 10, pause=2)),
-            play("B", deposit(pool, locks, 1)),
-        )
+        b_was_there = asyncio.Event()
+        await asyncio.gather(worker_a(pool, locks, b_was_there), worker_b(pool, locks, b_was_there))
         print("total:", await pool.fetchval("SELECT total FROM accounts"))
 
 

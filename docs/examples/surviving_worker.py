@@ -29,7 +29,7 @@ fence = SqlFence()
 async def work(url: str, path: str) -> None:
     """Do one row after the other, until none is left."""
     database = sqlite3.connect(path)
-    async with LockClient.from_url(url, ttl=1) as locks:
+    async with LockClient.from_url(url, ttl=3) as locks:
         while True:
             async with locks.lock(NAME) as lease:
                 with database:  # a transaction
