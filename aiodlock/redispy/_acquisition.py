@@ -1,0 +1,147 @@
+"""One acquisition: asking for the lock, without ever leaving it behind."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from redis.asyncio.lock import Lock as RedisPyLock
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .. import _clock
+from .._cleanup import Background, outlast
+from ._requests import UNANSWERED, Client, Key, Script, ask, script
+
+T = TypeVar("T")
+
+# How long a claim stands that is still to get its token, or its life without an end.
+CLAIM_MS: Final = 10_000
+# How long the answer to the last try may take, after the wait is over.
+LAST_ANSWER_S: Final = 0.1
+# How long a cancelled caller waits for its own clean-up.
+_CANCELLED_S: Final = 1.0
+
+_CLAIM: Final = script("claim")
+_SETTLE: Final = script("settle")
+RELEASE: Final = Script(RedisPyLock.LUA_RELEASE_SCRIPT)
+
+_background: Final = Background()
+
+
+class Acquisition:
+    """From the first request until the lock is got, or certainly not left behind.
+
+    A token that is made here is of this acquisition alone, so a second copy of the request
+    recognises it: one request. A token of the user's may be another's too; and what never expires
+    must not be taken by a request that nobody waits for any more. These are claimed for 10 s with a
+    token of ours, and settled by a second request.
+
+    Args:
+        token: The user's, or None.
+        timeout_ms: 0: it is to live for ever.
+    """
+
+    def __init__(self, client: Client, key: Key, *, token: bytes | None, timeout_ms: int) -> None:
+        self._client = client
+        self._key = key
+        self._timeout_ms = timeout_ms
+        self._claim = uuid.uuid4().hex.encode()
+        self._has_own_token = token is not None
+        self._may_stand = False  # Because of a copy that was not answered.
+        self._settles_until = 0.0
+        self.token = self._claim if token is None else token
+
+    @property
+    def lives(self) -> float:
+        """Seconds that it is ours for, once it is."""
+        return self._timeout_ms / 1000 if self._timeout_ms else math.inf
+
+    async def ask(self, *, answer_by: float = math.inf) -> float | None:
+        """Ask once; None: it is ours.
+
+        Args:
+            answer_by: An instant of the running loop.
+
+        Returns:
+            Seconds that it is another's for; infinite where its key has no expiry.
+
+        Raises:
+            redis.TimeoutError: No answer in time.
+            redis.RedisError, OSError: What redis-py says.
+
+        Cancellation: what the server has done is undone, within 1 s, or later in the background.
+        """
+        loop = asyncio.get_running_loop()
+        # In a task: redis-py hangs up when it is cancelled, and the request may still arrive.
+        request = loop.create_task(self._ask(), name="aiodlock.redispy acquire")
+        limit = None if answer_by == math.inf else max(0.0, answer_by - loop.time())
+        try:
+            await asyncio.wait((request,), timeout=limit)
+        except asyncio.CancelledError:
+            await _background.finish(self._undo(request), "giving a lock back")
+            raise
+        if not request.done():
+            _background.start(self._undo(request), "giving a lock back")
+            raise RedisTimeoutError("no answer before the end of blocking_timeout")
+        error = request.exception()
+        if isinstance(error, UNANSWERED):
+            _background.start(self._undo(request), "giving a lock back")
+        return request.result()
+
+    def give_up(self) -> None:
+        """It will not be asked for again; no waiting."""
+        if self._may_stand:
+            _background.start(self._give_back(), "giving a lock back")
+
+    async def _ask(self) -> float | None:
+        settles = self._has_own_token or not self._timeout_ms
+        claimed_at = _clock.now()
+        life_ms = CLAIM_MS if settles else self._timeout_ms
+        reply = await ask(self._client, _CLAIM, self._key, self._claim, life_ms)
+        self._may_stand = self._may_stand or reply.is_of_a_copy
+        is_ours, left_ms = reply.value
+        if is_ours:
+            return await self._settle(_clock.deadline(claimed_at, CLAIM_MS)) if settles else None
+        return math.inf if left_ms == -1 else left_ms / 1000
+
+    async def _settle(self, until: float) -> float | None:
+        self._settles_until = until
+        words = (self._claim, self.token, self._timeout_ms)
+        reply = await ask(self._client, _SETTLE, self._key, *words)
+        # While nobody else could have claimed it, the token in the key is this acquisition's.
+        if reply.value == 1 or (reply.value == 2 and _clock.now() < until):
+            return None
+        return 0.0
+
+    async def _undo(self, request: asyncio.Task[float | None]) -> None:
+        """Once *request* has ended, so that no copy of it comes after the release."""
+        await asyncio.wait((request,))
+        if request.cancelled() or request.exception() is not None or request.result() is None:
+            await self._give_back()
+        else:
+            self.give_up()
+
+    async def _give_back(self) -> None:
+        await ask(self._client, RELEASE, self._key, self._claim)
+        # A token of the user's may be another's lock by now.
+        if self._has_own_token and _clock.now() < self._settles_until:
+            await ask(self._client, RELEASE, self._key, self.token)
+
+
+async def finished(work: Coroutine[Any, Any, T], name: str) -> T:
+    """What *work* returns; it goes on although the caller is cancelled, who waits for 1 s."""
+    task = asyncio.get_running_loop().create_task(work, name=f"aiodlock.redispy {name}")
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        _background.start(_outcome(task), name)
+        await outlast(task, within=_CANCELLED_S)
+        raise
+    return task.result()
+
+
+async def _outcome(task: asyncio.Task[T]) -> T:
+    return await task
