@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from redis.asyncio.lock import Lock as RedisPyLock
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import _clock
-from .._cleanup import Background, outlast
+from .._cleanup import Background
+from .._waiting import rest, rouse
 from ._requests import UNANSWERED, Client, Key, Script, ask, script
-
-T = TypeVar("T")
 
 # How long a claim stands that is still to get its token, or its life without an end.
 CLAIM_MS: Final = 10_000
 # How long the answer to the last try may take, after the wait is over.
 LAST_ANSWER_S: Final = 0.1
-# How long a cancelled caller waits for its own clean-up.
-_CANCELLED_S: Final = 1.0
-
 _CLAIM: Final = script("claim")
 _SETTLE: Final = script("settle")
-RELEASE: Final = Script(RedisPyLock.LUA_RELEASE_SCRIPT)
+_RELEASE: Final = Script(RedisPyLock.LUA_RELEASE_SCRIPT)
 
 _background: Final = Background()
 
@@ -77,9 +72,10 @@ class Acquisition:
         loop = asyncio.get_running_loop()
         # In a task: redis-py hangs up when it is cancelled, and the request may still arrive.
         request = loop.create_task(self._ask(), name="aiodlock.redispy acquire")
-        limit = None if answer_by == math.inf else max(0.0, answer_by - loop.time())
+        done = loop.create_future()
+        request.add_done_callback(lambda _: rouse(done))
         try:
-            await asyncio.wait((request,), timeout=limit)
+            await (done if answer_by == math.inf else rest(done, answer_by - loop.time()))
         except asyncio.CancelledError:
             await _background.finish(self._undo(request), "giving a lock back")
             raise
@@ -125,23 +121,22 @@ class Acquisition:
             self.give_up()
 
     async def _give_back(self) -> None:
-        await ask(self._client, RELEASE, self._key, self._claim)
+        await ask(self._client, _RELEASE, self._key, self._claim)
         # A token of the user's may be another's lock by now.
         if self._has_own_token and _clock.now() < self._settles_until:
-            await ask(self._client, RELEASE, self._key, self.token)
+            await ask(self._client, _RELEASE, self._key, self.token)
 
 
-async def finished(work: Coroutine[Any, Any, T], name: str) -> T:
-    """What *work* returns; it goes on although the caller is cancelled, who waits for 1 s."""
-    task = asyncio.get_running_loop().create_task(work, name=f"aiodlock.redispy {name}")
+async def released(client: Client, key: Key, token: str | bytes) -> bool:
+    """Whether *token* stood there; it does not any more.
+
+    Cancellation: asked again, over another connection; waited for at most 1 s.
+    """
     try:
-        await asyncio.wait((task,))
+        reply = await ask(client, _RELEASE, key, token)
     except asyncio.CancelledError:
-        _background.start(_outcome(task), name)
-        await outlast(task, within=_CANCELLED_S)
+        # redis-py has hung up. Copies of a release are harmless, so here no task is needed.
+        await _background.finish(ask(client, _RELEASE, key, token), "a release")
         raise
-    return task.result()
-
-
-async def _outcome(task: asyncio.Task[T]) -> T:
-    return await task
+    # After a lost reply, the copy before this one will have done it.
+    return bool(reply.value) or reply.is_of_a_copy

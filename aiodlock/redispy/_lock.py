@@ -15,7 +15,7 @@ from redis.asyncio.lock import Lock as RedisPyLock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from .._running import running_task
-from ._acquisition import RELEASE, Acquisition, finished
+from ._acquisition import Acquisition, released
 from ._line import Line
 from ._requests import Client, Script, ask
 from ._tokens import OneToken, Owner, TaskTokens
@@ -25,7 +25,7 @@ _log = logging.getLogger("aiodlock")
 _EXTEND: Final = Script(RedisPyLock.LUA_EXTEND_SCRIPT)
 _REACQUIRE: Final = Script(RedisPyLock.LUA_REACQUIRE_SCRIPT)
 
-Lines = dict[bytes, Line]
+Lines = dict[str | bytes, Line]
 
 # By loop: a loop that was thrown away may have left waiters that nobody wakes.
 _lines: Final[
@@ -157,9 +157,7 @@ class Lock(RedisPyLock):
 
     async def do_release(self, expected_token: str | bytes) -> None:
         """Delete the key if *expected_token* stands there; one script call."""
-        reply = await ask(self.redis, RELEASE, self._key, expected_token)
-        # After a lost reply, the copy before this one will have released it.
-        if not reply.value and not reply.is_of_a_copy:
+        if not await released(self.redis, self._key, expected_token):
             raise LockNotOwnedError("Cannot release a lock that's no longer owned")
 
     def extend(
@@ -236,14 +234,14 @@ class Lock(RedisPyLock):
                 "Cannot release a lock that's not owned or is already unlocked.",
                 lock_name=self.name,  # type: ignore[arg-type]
             )
-        await finished(self._give_up(token), "release")
-
-    async def _give_up(self, token: bytes) -> None:
         try:
             await self.do_release(token)
-        except LockNotOwnedError:
-            self.local.forget(token)
+        except (LockNotOwnedError, asyncio.CancelledError):
+            self._let_go(token)
             raise
+        self._let_go(token)
+
+    def _let_go(self, token: bytes) -> None:
         self.local.forget(token)
         line = _lines_of(asyncio.get_running_loop(), self.redis).get(self._key)
         if line is not None:
@@ -279,8 +277,8 @@ class Lock(RedisPyLock):
         return bytes(encoded)
 
     @property
-    def _key(self) -> bytes:
-        return self._bytes(self.name)
+    def _key(self) -> str | bytes:
+        return bytes(self.name) if isinstance(self.name, memoryview) else self.name
 
     def _warn_of_no_timeout(self) -> None:
         if self.timeout or self.redis in _warned:
