@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from redis.asyncio.lock import Lock as RedisPyLock
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -13,7 +14,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .. import _clock
 from .._cleanup import Background
 from .._waiting import rest, rouse
-from ._requests import UNANSWERED, Client, Key, Script, ask, script
+from ._requests import Client, Key, Script, ask, script
+
+T = TypeVar("T")
 
 # How long a claim stands that is still to get its token, or its life without an end.
 CLAIM_MS: Final = 10_000
@@ -36,14 +39,16 @@ class Acquisition:
 
     Args:
         token: The user's, or None.
-        timeout_ms: 0: it is to live for ever.
+        timeout_ms: None: it is to live for ever.
     """
 
-    def __init__(self, client: Client, key: Key, *, token: bytes | None, timeout_ms: int) -> None:
+    def __init__(
+        self, client: Client, key: Key, *, token: bytes | None, timeout_ms: int | None
+    ) -> None:
         self._client = client
         self._key = key
         self._timeout_ms = timeout_ms
-        self._claim = uuid.uuid4().hex.encode()
+        self._claim = _claim(token)
         self._has_own_token = token is not None
         self._may_stand = False  # Because of a copy that was not answered.
         self._settles_until = 0.0
@@ -52,7 +57,7 @@ class Acquisition:
     @property
     def lives(self) -> float:
         """Seconds that it is ours for, once it is."""
-        return self._timeout_ms / 1000 if self._timeout_ms else math.inf
+        return math.inf if self._timeout_ms is None else self._timeout_ms / 1000
 
     async def ask(self, *, answer_by: float = math.inf) -> float | None:
         """Ask once; None: it is ours.
@@ -69,21 +74,16 @@ class Acquisition:
 
         Cancellation: what the server has done is undone, within 1 s, or later in the background.
         """
-        loop = asyncio.get_running_loop()
-        # In a task: redis-py hangs up when it is cancelled, and the request may still arrive.
-        request = loop.create_task(self._ask(), name="aiodlock.redispy acquire")
-        done = loop.create_future()
-        request.add_done_callback(lambda _: rouse(done))
+        request = _started(self._ask(), "acquire")
         try:
-            await (done if answer_by == math.inf else rest(done, answer_by - loop.time()))
+            await _done(request, by=answer_by)
         except asyncio.CancelledError:
             await _background.finish(self._undo(request), "giving a lock back")
             raise
         if not request.done():
             _background.start(self._undo(request), "giving a lock back")
             raise RedisTimeoutError("no answer before the end of blocking_timeout")
-        error = request.exception()
-        if isinstance(error, UNANSWERED):
+        if request.exception() is not None:
             _background.start(self._undo(request), "giving a lock back")
         return request.result()
 
@@ -93,10 +93,10 @@ class Acquisition:
             _background.start(self._give_back(), "giving a lock back")
 
     async def _ask(self) -> float | None:
-        settles = self._has_own_token or not self._timeout_ms
         claimed_at = _clock.now()
+        settles = self._timeout_ms is None or self._has_own_token
         life_ms = CLAIM_MS if settles else self._timeout_ms
-        reply = await ask(self._client, _CLAIM, self._key, self._claim, life_ms)
+        reply = await ask(self._client, _CLAIM, self._key, self._claim, str(life_ms))
         self._may_stand = self._may_stand or reply.is_of_a_copy
         is_ours, left_ms = reply.value
         if is_ours:
@@ -105,8 +105,8 @@ class Acquisition:
 
     async def _settle(self, until: float) -> float | None:
         self._settles_until = until
-        words = (self._claim, self.token, self._timeout_ms)
-        reply = await ask(self._client, _SETTLE, self._key, *words)
+        life_ms = "" if self._timeout_ms is None else str(self._timeout_ms)
+        reply = await ask(self._client, _SETTLE, self._key, self._claim, self.token, life_ms)
         # While nobody else could have claimed it, the token in the key is this acquisition's.
         if reply.value == 1 or (reply.value == 2 and _clock.now() < until):
             return None
@@ -127,16 +127,45 @@ class Acquisition:
             await ask(self._client, _RELEASE, self._key, self.token)
 
 
+def _claim(token: bytes | None) -> bytes:
+    """What nobody else can have in the key; whose it is shows."""
+    unique = uuid.uuid4().hex.encode()
+    return unique if token is None else token + b":claim:" + unique
+
+
 async def released(client: Client, key: Key, token: str | bytes) -> bool:
     """Whether *token* stood there; it does not any more.
 
-    Cancellation: asked again, over another connection; waited for at most 1 s.
+    Cancellation: it goes on; waited for at most 1 s.
     """
+    request = _started(ask(client, _RELEASE, key, token), "release")
     try:
-        reply = await ask(client, _RELEASE, key, token)
+        await _done(request)
     except asyncio.CancelledError:
-        # redis-py has hung up. Copies of a release are harmless, so here no task is needed.
-        await _background.finish(ask(client, _RELEASE, key, token), "a release")
+        await _background.finish(_ended(request), "a release")
         raise
+    reply = request.result()
     # After a lost reply, the copy before this one will have done it.
     return bool(reply.value) or reply.is_of_a_copy
+
+
+def _started(request: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """In a task of its own, so that no cancel reaches redis-py.
+
+    It would hang up, and the request might still arrive, after what undoes it; and on Python 3.11
+    it may swallow the cancel.
+    """
+    return asyncio.get_running_loop().create_task(request, name=f"aiodlock.redispy {name}")
+
+
+async def _done(request: asyncio.Task[T], *, by: float = math.inf) -> None:
+    """Wait for it until *by*, an instant of the loop."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    request.add_done_callback(lambda _: rouse(done))
+    await (done if by == math.inf else rest(done, by - loop.time()))
+
+
+async def _ended(request: asyncio.Task[T]) -> T:
+    await asyncio.wait((request,))
+    return request.result()

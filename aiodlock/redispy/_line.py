@@ -8,6 +8,8 @@ import random
 from collections import deque
 from typing import Final
 
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
 from .. import _clock
 from .._waiting import rest, rouse
 from ._acquisition import LAST_ANSWER_S, Acquisition
@@ -104,12 +106,20 @@ class Line:
     async def _stand(self, turn: Turn, acquisition: Acquisition, end: float) -> bool:
         """Bounded by *end*: each round is a request, a sleep, or being told."""
         loop = asyncio.get_running_loop()
+        was_refused = False
         while True:
             is_last = loop.time() >= end - _LAST_TRY_S
             if turn.asks or (is_last and turn is self._turns[0]):
                 turn.asks = False
-                if await self._ask(turn, acquisition, end):
-                    return True
+                try:
+                    if await self._ask(turn, acquisition, end):
+                        return True
+                except RedisTimeoutError:
+                    # That another had it was an answer, too.
+                    if not was_refused or loop.time() < end - _LAST_TRY_S:
+                        raise
+                    return False
+                was_refused = True
             if is_last:
                 return False
             if not turn.asks:

@@ -221,7 +221,7 @@ class Lock(RedisPyLock):
             self.redis,
             self._key,
             token=None if token is None else self._bytes(token),
-            timeout_ms=int(self.timeout * 1000) if self.timeout else 0,
+            timeout_ms=int(self.timeout * 1000) if self.timeout else None,
         )
 
     async def _owned(self, token: bytes | None) -> bool:
@@ -250,13 +250,13 @@ class Lock(RedisPyLock):
     async def _extend(
         self, token: bytes | None, additional_time: float, replace_ttl: bool
     ) -> Literal[True]:
-        words = (token or b"", int(additional_time * 1000), "1" if replace_ttl else "0")
+        words = (token or b"", str(int(additional_time * 1000)), "1" if replace_ttl else "0")
         if not (await ask(self.redis, _EXTEND, self._key, *words)).value:
             raise LockNotOwnedError("Cannot extend a lock that's no longer owned")
         return True
 
     async def _reacquire(self, token: bytes | None) -> Literal[True]:
-        words = (token or b"", int((self.timeout or 0) * 1000))
+        words = (token or b"", str(int((self.timeout or 0) * 1000)))
         if not (await ask(self.redis, _REACQUIRE, self._key, *words)).value:
             raise LockNotOwnedError("Cannot reacquire a lock that's no longer owned")
         return True

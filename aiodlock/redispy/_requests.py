@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Client = Redis | RedisCluster
 Key = str | bytes
-Word = str | bytes | int
+Word = str | bytes
 
 UNANSWERED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 _ELSEWHERE: Final = (AskError, MovedError, ClusterDownError, TryAgainError, RedisClusterException)
@@ -82,7 +82,7 @@ class _Copies:
     ) -> None:
         self._client = client
         self._script = script
-        self._words = (1, key, *arguments)
+        self._words = ("1", key, *arguments)
         self._key = key
         self._tries = 0
         self.sent = 0
