@@ -87,6 +87,19 @@ def chaos(session: nox.Session) -> None:
     session.run("python", "-m", "tests.chaos", *session.posargs)
 
 
+@nox.session(python=PYTHONS[0], default=False)
+def redispy(session: nox.Session) -> None:
+    """redis-py's own tests of its lock, out of its source distribution, pass on the drop-in."""
+    install(session)
+    session.install("pip")
+    version = "from importlib.metadata import version; print(version('redis'))"
+    found = str(session.run("python", "-c", version, silent=True)).strip()
+    into = session.create_tmp()
+    which = ("--no-deps", "--no-binary", "redis", f"redis=={found}")
+    session.run("python", "-m", "pip", "download", "-q", *which, "-d", into)
+    session.run("python", "-m", "tests.redis_py_own", f"{into}/redis-{found}.tar.gz")
+
+
 @nox.session(python=PYTHONS[-1], default=False)  # On 3.11.7 its call tracking ends the interpreter.
 def mutmut(session: nox.Session) -> None:
     """Spoil the pure modules line by line; people look at what survives."""

@@ -54,7 +54,7 @@ _CYCLES: Final = (
 )
 _COMPETE: Final = (
     *_BASE,
-    *("aiodlock-with", "fifo", "python-redis-lock", "redis-lock-py", "coredis"),
+    *("aiodlock-with", "fifo", "python-redis-lock", "redis-lock-py", "coredis", "drop-in"),
 )
 _QUEUES: Final = ("aiodlock", "redis-py", "floor-own", "fifo")
 QUORUMS: Final = ("quorum", "quorum-fenced")
@@ -79,7 +79,7 @@ def _troubled(trouble: str, title: str, clients: tuple[str, ...], **more: Any) -
 
 ROWS: Final = (
     Row(
-        "cycle-1", "1 task, nobody else", "cycles", 1, (*_CYCLES, "floor-redis-py"),
+        "cycle-1", "1 task, nobody else", "cycles", 1, (*_CYCLES, "floor-redis-py", "drop-in"),
         quick=(*_CYCLES, "floor-redis-py"),
     ),
     Row("cycle-10", "10 tasks, own names", "cycles", 10, (*_BASE, "fifo"), most_rounds=3),

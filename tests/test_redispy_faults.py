@@ -193,6 +193,42 @@ async def test_acquire_cancelled_before_the_server_has_its_request_leaves_no_key
         await assert_free(redis)
 
 
+async def test_acquire_cancelled_while_it_settles_leaves_neither_claim_nor_token(
+    proxy: ChaosProxy, redis: Redis
+) -> None:
+    """The second request of an acquisition with a token of the user's."""
+    async with Redis.from_url(proxy.url) as far:
+        lock = far.lock(NAME, **OURS)
+        await warmed(lock)
+        proxy.delay_replies(0.2, _acquisition._SETTLE.digest.encode())
+        acquiring = asyncio.create_task(lock.acquire(token="job"))
+        await until(lambda: stands(redis, "job"))
+        acquiring.cancel()
+        await asyncio.wait([acquiring])
+        assert acquiring.cancelled()
+        await assert_free(redis)
+
+
+async def test_acquire_that_fails_leaves_another_with_the_same_token_alone(
+    proxy: ChaosProxy, redis: Redis
+) -> None:
+    """What it undoes is its claim."""
+    await redis.set(NAME, "same")
+    async with Redis.from_url(proxy.url) as far:
+        lock = far.lock(NAME, **OURS)
+        await far.ping()
+        proxy.drop_replies(2, b"EVAL", close=True)
+        with pytest.raises(RedisConnectionError):
+            await lock.acquire(token="same")
+        await until(lambda: not _of_ours(), limit_s=PATIENT_S)
+        assert await stands(redis, "same")
+
+
+async def stands(redis: Redis, value: str) -> bool:
+    """Whether that is in the key."""
+    return bool(await redis.get(NAME) == value)
+
+
 async def warmed(lock: RedisPyLock) -> None:
     """Connected, and the server knows the scripts: the next request is the one that counts."""
     for token in (None, "warm"):

@@ -50,7 +50,6 @@ class Acquisition:
         self._timeout_ms = timeout_ms
         self._claim = _claim(token)
         self._has_own_token = token is not None
-        self._may_stand = False  # Because of a copy that was not answered.
         self._settles_until = 0.0
         self.token = self._claim if token is None else token
 
@@ -87,17 +86,11 @@ class Acquisition:
             _background.start(self._undo(request), "giving a lock back")
         return request.result()
 
-    def give_up(self) -> None:
-        """It will not be asked for again; no waiting."""
-        if self._may_stand:
-            _background.start(self._give_back(), "giving a lock back")
-
     async def _ask(self) -> float | None:
         claimed_at = _clock.now()
         settles = self._timeout_ms is None or self._has_own_token
         life_ms = CLAIM_MS if settles else self._timeout_ms
         reply = await ask(self._client, _CLAIM, self._key, self._claim, str(life_ms))
-        self._may_stand = self._may_stand or reply.is_of_a_copy
         is_ours, left_ms = reply.value
         if is_ours:
             return await self._settle(_clock.deadline(claimed_at, CLAIM_MS)) if settles else None
@@ -115,14 +108,11 @@ class Acquisition:
     async def _undo(self, request: asyncio.Task[float | None]) -> None:
         """Once *request* has ended, so that no copy of it comes after the release."""
         await asyncio.wait((request,))
-        if request.cancelled() or request.exception() is not None or request.result() is None:
-            await self._give_back()
-        else:
-            self.give_up()
-
-    async def _give_back(self) -> None:
+        is_answered = not request.cancelled() and request.exception() is None
+        if is_answered and request.result() is not None:
+            return  # Another's.
         await ask(self._client, _RELEASE, self._key, self._claim)
-        # A token of the user's may be another's lock by now.
+        # A token of the user's may be another's lock, too.
         if self._has_own_token and _clock.now() < self._settles_until:
             await ask(self._client, _RELEASE, self._key, self.token)
 

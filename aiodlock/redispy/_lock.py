@@ -202,7 +202,6 @@ class Lock(RedisPyLock):
         if got:
             self.local.grant(owner, acquisition.token)
         else:
-            acquisition.give_up()
             self.local.refuse(owner)
         return got
 

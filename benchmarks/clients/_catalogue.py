@@ -92,6 +92,13 @@ CLIENTS: Final[dict[str, Entry]] = {
     "redis-py": _REDIS_PY,
     "redis-py-pool": replace(_REDIS_PY, label="redis-py Lock, larger pool", options=_POOL),
     "redis-py-uvloop": _on_uvloop(_REDIS_PY),
+    "drop-in": Entry(
+        "aiodlock.redispy, for redis-py's Lock",
+        "redis_py",
+        "OwnLock",
+        {"drop_in": True},
+        cannot=_NO_WATCHDOG,
+    ),
     "raw": Entry(
         "redis-py, two commands", "redis_py", "Commands", _POOL, cannot=_NO_QUEUE, habits=_SETS
     ),

@@ -8,6 +8,8 @@ from typing import Any
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
+from aiodlock.redispy import Lock as DropIn
+
 from .._orders import Order
 from ._api import Lender, Pair
 from ._pooled import Pooled
@@ -15,9 +17,10 @@ from ._scripts import COMPARE_AND_DELETE, sha
 
 
 class OwnLock(Lender):
-    """`Redis.lock(name, timeout=ttl)`: tries again every 0.1 s."""
+    """`Redis.lock(name, timeout=ttl)`: tries again every 0.1 s; or our drop-in for it."""
 
-    def __init__(self, **pool: Any) -> None:
+    def __init__(self, *, drop_in: bool = False, **pool: Any) -> None:
+        self._lock_class = DropIn if drop_in else None
         self._pool = pool
 
     async def open(self, order: Order) -> None:
@@ -29,7 +32,7 @@ class OwnLock(Lender):
             self._redis = RedisCluster(startup_nodes=nodes)
 
     def pair(self, name: str, ttl_s: float) -> Pair:
-        lock = self._redis.lock(name, timeout=ttl_s)
+        lock = self._redis.lock(name, timeout=ttl_s, lock_class=self._lock_class)
         return Pair(lock.acquire, lambda _: lock.release())
 
     async def aclose(self) -> None:
