@@ -130,6 +130,23 @@ async def test_release_cancelled_at_any_step_has_released(redis: Redis) -> None:
     await cancel_at_every_step(lock.release, after, before=before, label="drop-in releases")
 
 
+async def test_release_cancelled_before_the_server_has_its_request_waits_for_it(
+    proxy: ChaosProxy, redis: Redis
+) -> None:
+    """The key is gone when the cancel comes out, not later."""
+    async with Redis.from_url(proxy.url) as far:
+        lock = far.lock(NAME, **OURS)
+        await warmed(lock)
+        await lock.acquire()
+        late = proxy.delay_requests(0.2, NAME.encode())
+        releasing = asyncio.create_task(lock.release())
+        await late.used.wait()
+        releasing.cancel()
+        await asyncio.wait([releasing])
+        assert releasing.cancelled()
+        await assert_free(redis)
+
+
 async def test_block_cancelled_at_any_step_leaves_no_key(redis: Redis) -> None:
     """Whatever it was about to do."""
 
@@ -343,15 +360,17 @@ async def test_waiters_of_a_server_that_fails_hear_of_it_together(
 ) -> None:
     """Not one after the other."""
     await redis.set(NAME, "another")
-    async with Redis.from_url(proxy.url) as far:
+    async with Redis.from_url(proxy.url, socket_timeout=0.5) as far:
         locks = [far.lock(NAME, sleep=0.05, **OURS) for _ in range(20)]
         waiting = [asyncio.create_task(lock.acquire()) for lock in locks]
         await until(lambda: proxy.requests["EVALSHA"] > 2)
-        await proxy.__aexit__()
-        done, _ = await asyncio.wait(waiting, timeout=PATIENT_S)
+        proxy.black_hole()
+        # One after the other it would be twice 0.5 s, and the same to undo it, for each.
+        done, _ = await asyncio.wait(waiting, timeout=2 * PATIENT_S)
         assert len(done) == 20
-        assert all(isinstance(task.exception(), RedisConnectionError) for task in done)
-        await proxy.__aenter__()
+        assert all(isinstance(task.exception(), RedisTimeoutError) for task in done)
+        proxy.heal()
+        await until(lambda: not _of_ours(), limit_s=PATIENT_S)
 
 
 # Crowds.
@@ -450,10 +469,40 @@ async def test_impatient_waiter_behind_a_patient_one_sets_the_pace(redis: Redis)
         assert await second
 
 
-async def test_tasks_that_hand_it_on_among_themselves_leave_gaps_for_others(
-    redis: Redis, server: LockServer
-) -> None:
-    """An old instance in another process, which polls, gets its turn."""
+async def test_waiter_that_was_told_and_is_cancelled_tells_the_next(redis: Redis) -> None:
+    """Who would look by itself in a minute."""
+    holder, second, third = (redis.lock(NAME, sleep=60, **OURS) for _ in range(3))
+    await holder.acquire()
+    waiting = [asyncio.create_task(lock.acquire()) for lock in (second, third)]
+    await asyncio.sleep(0.1)
+    await holder.release()
+    waiting[0].cancel()
+    async with asyncio.timeout(FAR_S):
+        assert await waiting[1]
+    assert waiting[0].cancelled()
+
+
+async def test_tasks_that_hand_it_on_among_themselves_leave_gaps_for_others(redis: Redis) -> None:
+    """Longer than the `sleep` of those who poll for it in other processes."""
+    sleep, freed_at = 0.2, 0.0
+    pauses: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def take_turns() -> None:
+        nonlocal freed_at
+        lock = redis.lock(NAME, sleep=sleep, **OURS)
+        while not any(pause >= sleep for pause in pauses):
+            async with lock:
+                pauses.append(loop.time() - freed_at if freed_at else 0.0)
+                await asyncio.sleep(0.005)
+            freed_at = loop.time()
+
+    async with asyncio.timeout(FAR_S):
+        await asyncio.gather(*(take_turns() for _ in range(3)))
+
+
+async def test_old_instance_elsewhere_gets_its_turns(redis: Redis, server: LockServer) -> None:
+    """While tasks here would have the lock at any moment."""
     stop = False
 
     async def take_turns() -> None:
@@ -465,8 +514,7 @@ async def test_tasks_that_hand_it_on_among_themselves_leave_gaps_for_others(
     tasks = [asyncio.create_task(take_turns()) for _ in range(3)]
     async with Redis.from_url(server.url) as elsewhere:
         for _ in range(3):
-            old = elsewhere.lock(NAME, FAR_S, sleep=0.05, blocking_timeout=FAR_S)
-            async with old:
+            async with elsewhere.lock(NAME, FAR_S, sleep=0.05, blocking_timeout=FAR_S):
                 pass
     stop = True
     await asyncio.gather(*tasks)

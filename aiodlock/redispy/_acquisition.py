@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .. import _clock
 from .._cleanup import Background
 from .._waiting import rest, rouse
-from ._requests import Client, Key, Script, ask, script
+from ._requests import UNANSWERED, Client, Key, Script, ask, script
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Acquisition:
 
         Raises:
             redis.TimeoutError: No answer in time.
-            redis.RedisError, OSError: What redis-py says.
+            redis.RedisError, OSError: What redis-py says; after up to 1 s in which it is undone.
 
         Cancellation: what the server has done is undone, within 1 s, or later in the background.
         """
@@ -82,8 +82,12 @@ class Acquisition:
         if not request.done():
             _background.start(self._undo(request), "giving a lock back")
             raise RedisTimeoutError("no answer before the end of blocking_timeout")
-        if request.exception() is not None:
-            _background.start(self._undo(request), "giving a lock back")
+        error = request.exception()
+        # A refusal of the claim is an answer: nothing stands there.
+        if error is not None and (isinstance(error, UNANSWERED) or self._settles_until):
+            cancelled = await _background.finish(self._undo(request), "giving a lock back")
+            if cancelled is not None:
+                raise cancelled
         return request.result()
 
     async def _ask(self) -> float | None:
