@@ -1,4 +1,4 @@
-"""The drop-in for redis-py's lock under cancels, lost replies, crowds and kills."""
+"""The drop-in for redis-py's lock under cancels, under lost replies, in crowds, beside the old."""
 
 from __future__ import annotations
 
@@ -467,6 +467,24 @@ async def test_impatient_waiter_behind_a_patient_one_sets_the_pace(redis: Redis)
         assert await first
         await asyncio.create_task(patient.release())
         assert await second
+
+
+async def test_waiter_keeps_its_pace_however_many_come_behind_it(redis: Redis) -> None:
+    """Each of them asks for the pace anew."""
+    await redis.set(NAME, "another")
+    first = asyncio.create_task(redis.lock(NAME, sleep=0.2, **OURS).acquire())
+    await asyncio.sleep(0.05)
+    await redis.delete(NAME)
+    behind = []
+    async with asyncio.timeout(PATIENT_S):
+        while not first.done():
+            lock = redis.lock(NAME, sleep=0.2, **OURS)
+            behind.append(asyncio.create_task(lock.acquire()))
+            await asyncio.sleep(0.02)
+    assert await first
+    for task in behind:
+        task.cancel()
+    await asyncio.wait(behind)
 
 
 async def test_waiter_that_was_told_and_is_cancelled_tells_the_next(redis: Redis) -> None:

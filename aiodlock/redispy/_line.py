@@ -66,6 +66,7 @@ class Line:
         self._is_ours = False
         self._run_since: float | None = None
         self._not_before = 0.0
+        self._answered_at = 0.0
         self._expires_at = math.inf
 
     @property
@@ -134,7 +135,7 @@ class Line:
                 other.asks = True
                 other.tell()
             raise
-        now = asyncio.get_running_loop().time()
+        now = self._answered_at = asyncio.get_running_loop().time()
         if left is None:
             self._is_ours = True
             self._run_since = self._run_since or now
@@ -156,7 +157,9 @@ class Line:
         now = asyncio.get_running_loop().time()
         if self._not_before > now:
             return self._not_before - now
-        return min(_clock.jittered(self._pace(), random.random()), self._expires_at - now)
+        # From the last answer, not from now: those who come meanwhile must not put it off.
+        due = self._answered_at + _clock.jittered(self._pace(), random.random())
+        return min(due, self._expires_at) - now
 
     def _pace(self) -> float:
         return min(turn.sleep for turn in self._turns)

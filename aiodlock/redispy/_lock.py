@@ -1,4 +1,4 @@
-"""The lock of redis-py, safe under cancellation, lost replies and many tasks."""
+"""The lock of redis-py, kept safe where tasks are cancelled or replies are lost."""
 
 from __future__ import annotations
 
