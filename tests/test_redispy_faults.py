@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisPyLock
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from aiodlock.redispy import Lock as OurLock
@@ -224,6 +224,14 @@ async def test_acquire_cancelled_while_it_settles_leaves_neither_claim_nor_token
         await asyncio.wait([acquiring])
         assert acquiring.cancelled()
         await assert_free(redis)
+
+
+async def test_acquire_whose_settling_is_refused_leaves_no_claim(redis: Redis) -> None:
+    """A timeout of 0 ms, which the server takes in no script."""
+    lock = redis.lock(NAME, timeout=0.0001, lock_class=OurLock)
+    with pytest.raises(ResponseError, match="invalid expire"):
+        await lock.acquire(token="job")
+    await assert_free(redis)
 
 
 async def test_acquire_that_fails_leaves_another_with_the_same_token_alone(
@@ -485,6 +493,15 @@ async def test_waiter_keeps_its_pace_however_many_come_behind_it(redis: Redis) -
     for task in behind:
         task.cancel()
     await asyncio.wait(behind)
+
+
+async def test_waiter_asks_when_the_time_of_the_one_before_it_is_over(redis: Redis) -> None:
+    """Who got the lock while this one waited, and never releases."""
+    await redis.set(NAME, "another", px=100)
+    before, behind = (redis.lock(NAME, sleep=60, lock_class=OurLock, timeout=0.3) for _ in range(2))
+    waiting = [asyncio.create_task(lock.acquire()) for lock in (before, behind)]
+    async with asyncio.timeout(FAR_S):
+        assert await asyncio.gather(*waiting) == [True, True]
 
 
 async def test_waiter_that_was_told_and_is_cancelled_tells_the_next(redis: Redis) -> None:
