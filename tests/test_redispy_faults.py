@@ -497,9 +497,12 @@ async def test_waiter_keeps_its_pace_however_many_come_behind_it(redis: Redis) -
 
 async def test_waiter_asks_when_the_time_of_the_one_before_it_is_over(redis: Redis) -> None:
     """Who got the lock while this one waited, and never releases."""
-    await redis.set(NAME, "another", px=100)
+    holder = redis.lock(NAME, **OURS)
+    await holder.acquire()
     before, behind = (redis.lock(NAME, sleep=60, lock_class=OurLock, timeout=0.3) for _ in range(2))
     waiting = [asyncio.create_task(lock.acquire()) for lock in (before, behind)]
+    await asyncio.sleep(0.05)
+    await holder.release()
     async with asyncio.timeout(FAR_S):
         assert await asyncio.gather(*waiting) == [True, True]
 
