@@ -22,6 +22,7 @@ from ._errors import (
 )
 from ._lease import Lease
 from ._lock import Lock, LockInfo, Vote
+from ._observer import LockEvent, LostEvent, NotAcquiredEvent, Observer
 from ._readers import Reader, Writer
 from ._semaphore import Semaphore
 from ._shared import Holder, SharedInfo
@@ -39,11 +40,15 @@ __all__ = [
     "Lock",
     "LockClient",
     "LockError",
+    "LockEvent",
     "LockInfo",
     "LockTimeout",
+    "LostEvent",
     "LostReason",
     "NameTakenError",
+    "NotAcquiredEvent",
     "NotAllowedError",
+    "Observer",
     "QuorumError",
     "Reader",
     "Semaphore",

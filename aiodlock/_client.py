@@ -30,6 +30,8 @@ from ._lock import (
     checked_wait,
     wait_of,
 )
+from ._observed import Audience
+from ._observer import Observer, checked_observer
 from ._readers import Reader, Writer
 from ._running import may_await, running_loop, running_task
 from ._semaphore import Semaphore, checked_permits
@@ -66,6 +68,7 @@ class LockClient:
         request_timeout: Seconds that one request may take; at least 0.001.
         label: Shown to people as the first part of a holder; 1 to 64 of `[A-Za-z0-9._-]`.
             Default: host name and process id.
+        observer: An `Observer` of yours, told what happens to each lock. Default: nobody is.
 
     Raises:
         TypeError, ValueError: An argument is not what is allowed.
@@ -80,6 +83,7 @@ class LockClient:
         wait_timeout: float | None = None,
         request_timeout: float = 2.0,
         label: str | None = None,
+        observer: Observer | None = None,
     ) -> None:
         # redis-py takes half a second to import; who never locks anything need not wait for it. Nor
         # is a loop to wait for the scripts, which are read by this.
@@ -94,6 +98,7 @@ class LockClient:
             "request_timeout", request_timeout, minimum=0.001, maximum=_clock.TTL_MAX_S
         )
         self._label = None if label is None else _names.checked_label(label)
+        self._audience = Audience(checked_observer(observer))
         self._session: Session | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -109,6 +114,7 @@ class LockClient:
         wait_timeout: float | None = None,
         request_timeout: float = 2.0,
         label: str | None = None,
+        observer: Observer | None = None,
     ) -> Self:
         """A client with a connection pool of its own, which it closes.
 
@@ -123,6 +129,7 @@ class LockClient:
             wait_timeout: Seconds, or None.
             request_timeout: Seconds.
             label: Shown to people.
+            observer: Told what happens to the locks.
 
         Raises:
             TypeError, ValueError: An argument is not what is allowed, or redis-py does not know the
@@ -139,6 +146,7 @@ class LockClient:
             wait_timeout=wait_timeout,
             request_timeout=request_timeout,
             label=label,
+            observer=observer,
         )
         client._servers = [server]
         return client
@@ -154,6 +162,7 @@ class LockClient:
         wait_timeout: float | None = None,
         request_timeout: float = 2.0,
         label: str | None = None,
+        observer: Observer | None = None,
     ) -> Self:
         """A client whose leases stand on a majority of independent servers.
 
@@ -170,6 +179,7 @@ class LockClient:
             wait_timeout: Seconds, or None.
             request_timeout: Seconds.
             label: Shown to people.
+            observer: Told what happens to the locks.
 
         Raises:
             TypeError, ValueError: An argument is not what is allowed, or a server is there twice.
@@ -188,6 +198,7 @@ class LockClient:
             wait_timeout=wait_timeout,
             request_timeout=request_timeout,
             label=label,
+            observer=observer,
         )
         client._servers = servers
         client._new_store = functools.partial(_server.quorum_of, fencing=fencing)
@@ -528,7 +539,7 @@ class LockClient:
             client_id=client_id,
             request_timeout=self._request_timeout,
         )
-        return Session(store, _names.holder_of(label, client_id))
+        return Session(store, _names.holder_of(label, client_id), self._audience)
 
     async def _close(self, session: Session | None, caller: asyncio.Task[Any] | None) -> None:
         async with contextlib.AsyncExitStack() as stack:  # Each is closed, whichever of them fails.

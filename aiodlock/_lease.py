@@ -13,6 +13,7 @@ from . import _clock, _names
 from ._body import Body
 from ._cleanup import Background
 from ._errors import LeaseLostError, LockError, LostReason
+from ._observed import Observed
 from ._running import may_await, running_loop
 from ._store._api import Acquisition, Granted, NoAnswer, NotOurs, Released, Store
 from ._validity import Asked, State, Validity
@@ -334,11 +335,14 @@ class Lease:
         if self._is_gone or not hasattr(self, "_loop"):
             return
         keeper, token, store = self._keeper, self.owner_token, self._store
+        observed = self._validity.observed
 
         def let_go() -> None:
             keeper.stop(token)
             keeper.forget(token)
             store.forget(token)
+            if observed is not None:
+                observed.lost(LostReason.EXPIRED)  # Nothing extends it any more.
 
         if not self._loop.is_closed():
             # The garbage collector may run in any thread.
@@ -423,6 +427,21 @@ class Lease:
         else:
             self._validity.prolong(answer, is_last=extension.asked.is_last)
 
+    def _begin_telling(self, observed: Observed) -> None:
+        """Now, and of all that happens from now on."""
+        self._validity.observed = observed
+        observed.acquired(self._fencing_token, self._validity.left)
+
+    def _tell_end(self, released: Released | None) -> None:
+        """The end that `_judge` will find; None: no answer, or nobody waited for it."""
+        observed = self._validity.observed
+        if observed is None:
+            return
+        if released is not None and _found_gone(released) and self._validity.left > 0:
+            observed.lost(self._validity.reason_for(released.value))
+        else:
+            observed.released()
+
     def _endanger(self) -> None:
         self._validity.endanger()
 
@@ -487,6 +506,7 @@ class Lease:
     async def _release(self) -> Released:
         self._retire()
         ending = self._keeper.stop(self.owner_token)
+        released = None
         try:
             released = await self._give_up()
             if ending is not None:  # It is cancelled: one turn of the loop.
@@ -495,6 +515,8 @@ class Lease:
         except asyncio.CancelledError:
             await self._background.finish(self._give_up(), f"releasing {self.name!r}")
             raise
+        finally:
+            self._tell_end(released)
 
     async def _give_up(self) -> Released:
         try:
@@ -510,7 +532,7 @@ class Lease:
 
     def _judge(self, released: Released) -> None:
         """A release that found nothing of ours says that the lease was lost before."""
-        if not released.removed and not released.repeated:
+        if _found_gone(released):
             self._validity.find_gone(released.value)
 
     def _conclude(
@@ -549,3 +571,8 @@ class Lease:
         reason = reason or self._validity.reason
         assert reason is not None
         return LeaseLostError(name=self.name, fencing_token=self._fencing_token, reason=reason)
+
+
+def _found_gone(released: Released) -> bool:
+    """Whether a release found nothing of ours."""
+    return not released.removed and not released.repeated

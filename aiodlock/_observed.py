@@ -8,12 +8,20 @@ import logging
 import sys
 from typing import Final
 
-from . import _clock
+from . import _clock, _names
 from ._errors import LockTimeout, LostReason, ServerUnreachable
+from ._names import Access
 from ._observer import LockEvent, LockKind, LostEvent, NotAcquiredEvent, Observer, Outcome
 from ._running import running_loop
 
 _log = logging.getLogger("aiodlock")
+
+_KINDS: Final[dict[Access | None, LockKind]] = {
+    None: "lock",
+    "reading": "reader",
+    "writing": "writer",
+    "permit": "semaphore",
+}
 
 _numbers: Final = itertools.count(1)
 
@@ -25,11 +33,17 @@ class Audience:
         self._observer = observer
         self._failed: set[str] = set()  # Methods; bound: as many as an observer has.
 
-    def begin(self, name: str, kind: LockKind, holder: str) -> Observed | None:
-        """An acquisition, told to whoever listens; None where nobody does, which costs nothing."""
+    def begin(self, name: str, tail: str, holder: str) -> Observed | None:
+        """An acquisition, told to whoever listens; None where nobody does, which costs nothing.
+
+        Args:
+            name: What is locked.
+            tail: Of its owner tokens, which says of what kind the lock is.
+            holder: Who acquires.
+        """
         if self._observer is None and not _log.isEnabledFor(logging.DEBUG):
             return None
-        return Observed(self, name, kind, holder)
+        return Observed(self, name, _KINDS[_names.access_of(tail)], holder)
 
     def tell(self, what: str, event: LockEvent) -> None:
         """Whatever an observer makes of it, its lock goes on."""
@@ -74,7 +88,7 @@ class Observed:
         self._audience.tell("acquired", LockEvent(*self._now(left)))
 
     def not_acquired(self, error: BaseException, *, is_closing: bool) -> None:
-        outcome: Outcome = "closed" if is_closing else _outcome_of(error)
+        outcome = _outcome_of(error, is_closing=is_closing)
         self._end("not_acquired", NotAcquiredEvent(*self._now(), outcome, error))
 
     def extended(self, left: float) -> None:
@@ -124,14 +138,14 @@ class Observed:
             self._audience.tell(what, event)
 
 
-def _outcome_of(error: BaseException) -> Outcome:
+def _outcome_of(error: BaseException, *, is_closing: bool) -> Outcome:
     if isinstance(error, LockTimeout):
         return "timeout"
     if isinstance(error, ServerUnreachable):
         return "unreachable"
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "cancelled"
-    return "error"
+    return "closed" if is_closing and isinstance(error, RuntimeError) else "error"
 
 
 def _fields(event: LockEvent) -> dict[str, object]:

@@ -13,6 +13,7 @@ from ._cleanup import Background
 from ._errors import LostReason
 from ._lease import Lease, Terms
 from ._names import Keys
+from ._observed import Audience, Observed
 from ._reentrant import ReentrantLease, Reentries
 from ._running import running_loop, running_task
 from ._self_wait import check_leaves_room
@@ -30,13 +31,14 @@ BODIES_S: Final = 5.0
 class Session:
     """The store of one loop, who waits on it, and who holds."""
 
-    def __init__(self, store: Store, holder: str) -> None:
+    def __init__(self, store: Store, holder: str, audience: Audience) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.is_closing = False
         self.background = Background()
         self._watchdogs = Watchdogs(store)
         self._holder = holder
+        self._audience = audience
         self._acquired = 0
         self._reentries = Reentries()
         # Those of names that several may hold; who waits for one looks at all of them.
@@ -61,13 +63,16 @@ class Session:
         if terms.reentrant and (again := self._reentries.enter_again(name)) is not None:
             return again
         wait = self._wait(name, keys, terms, wait_timeout, retry, tail)
+        observed = self._audience.begin(name, tail, self._holder)
         self._waits.add(wait)
         try:
             granted = await wait.run()
             if self.is_closing:
                 raise closed_error(name)
-            return self._lease(wait.acquisition, terms, granted)
+            return self._lease(wait.acquisition, terms, granted, observed)
         except BaseException as error:
+            if observed is not None:
+                observed.not_acquired(error, is_closing=self.is_closing)
             await self._failed(wait, terms, error)
             raise
         finally:
@@ -135,10 +140,18 @@ class Session:
         else:
             self.background.start(work, what)
 
-    def _lease(self, acquisition: Acquisition, terms: Terms, granted: Granted) -> Lease:
+    def _lease(
+        self,
+        acquisition: Acquisition,
+        terms: Terms,
+        granted: Granted,
+        observed: Observed | None,
+    ) -> Lease:
         self.store.hold(acquisition.token)
         kind = ReentrantLease if terms.reentrant else Lease
         lease = kind(self.store, self.background, self._watchdogs, acquisition, terms, granted)
+        if observed is not None:
+            lease._begin_telling(observed)
         self._watchdogs.watch(lease)
         if isinstance(lease, ReentrantLease):
             self._reentries.add(lease)

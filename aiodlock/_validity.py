@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from . import _clock
 from ._errors import LostReason
+from ._observed import Observed
 
 # A deadline that is noticed later than this was noticed late because the loop stood still.
 _STALL_S: Final = 0.1
@@ -23,6 +24,9 @@ class Asked(NamedTuple):
 
 class Validity:
     """All changes of a lease's state, and why they happen."""
+
+    observed: Observed | None = None
+    """Told of them, where somebody listens; of a release when it is answered."""
 
     def __init__(self, deadline: float, *, auto_extend: bool, max_hold: float | None) -> None:
         self.state: State = "held"
@@ -58,17 +62,23 @@ class Validity:
         self.deadline = min(self._answered, self._ends_at)
         if self.state == "at_risk":
             self.state = "held"
+        if self.observed is not None and self.is_open:
+            self.observed.extended(self.left)
 
     def endanger(self) -> None:
         """An extension failed, or was not answered."""
         if self.state == "held":
             self.state = "at_risk"
+            if self.observed is not None:
+                self.observed.at_risk(self.left)
 
     def lose(self, reason: LostReason) -> bool:
         """Whether that is news."""
         if not self.is_open:
             return False
         self.state, self.reason, self.is_open = "lost", reason, False
+        if self.observed is not None:
+            self.observed.lost(reason)
         return True
 
     def release(self) -> bool:
@@ -76,6 +86,8 @@ class Validity:
         if not self.is_open:
             return False
         self.state, self.is_open = "released", False
+        if self.observed is not None:
+            self.observed.retired()
         return True
 
     def find_gone(self, standing: str | None) -> None:
