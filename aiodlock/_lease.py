@@ -335,14 +335,13 @@ class Lease:
         if self._is_gone or not hasattr(self, "_loop"):
             return
         keeper, token, store = self._keeper, self.owner_token, self._store
-        observed = self._validity.observed
+        validity = self._validity
 
         def let_go() -> None:
             keeper.stop(token)
             keeper.forget(token)
             store.forget(token)
-            if observed is not None:
-                observed.lost(LostReason.EXPIRED)  # Nothing extends it any more.
+            validity.lose(LostReason.EXPIRED)  # Nothing extends it any more.
 
         if not self._loop.is_closed():
             # The garbage collector may run in any thread.

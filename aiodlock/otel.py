@@ -86,72 +86,63 @@ class OtelObserver(Observer):
             "aiodlock.lock.lost", "{lease}", "Leases that were lost, by the reason."
         )
 
+    # Spans first, in each: what a user's name_attribute raises must leave none of them open.
+
     def waiting(self, event: LockEvent) -> None:
         self._waits[event.acquisition] = self._tracer.start_span(
             "aiodlock.lock.wait", attributes=_described(event)
         )
 
     def acquired(self, event: LockEvent) -> None:
-        waiting = self._end_wait(event, "acquired")
+        wait = self._waits.pop(event.acquisition, None)
         self._holds[event.acquisition] = self._tracer.start_span(
             "aiodlock.lock.hold",
             attributes=_described(event),
-            links=[] if waiting is None else [trace.Link(waiting.get_span_context())],
+            links=[] if wait is None else [trace.Link(wait.get_span_context())],
         )
+        _end(wait, "acquired")
+        self._count_wait(event, "acquired")
 
     def not_acquired(self, event: NotAcquiredEvent) -> None:
-        self._end_wait(event, event.outcome, event.error)
+        wait = self._waits.pop(event.acquisition, None)
+        # That another has the lock is no error of this span: the caller may have expected it.
+        if wait is not None and event.outcome in ("unreachable", "error"):
+            wait.set_attribute("error.type", type(event.error).__qualname__)
+            wait.set_status(StatusCode.ERROR, str(event.error))
+        _end(wait, event.outcome)
+        self._count_wait(event, event.outcome)
 
     def extended(self, event: LockEvent) -> None:
-        self._extensions.add(1, {**self._labels(event), _OUTCOME: "extended"})
+        self._extensions.add(1, self._labels(event, _OUTCOME, "extended"))
 
     def at_risk(self, event: LockEvent) -> None:
         hold = self._holds.get(event.acquisition)
         if hold is not None:
             hold.add_event("at risk", {"aiodlock.lock.left": event.left})
-        self._extensions.add(1, {**self._labels(event), _OUTCOME: "at_risk"})
+        self._extensions.add(1, self._labels(event, _OUTCOME, "at_risk"))
 
     def lost(self, event: LostEvent) -> None:
         reason = event.reason.name.lower()
-        hold = self._end_hold(event, "lost")
+        hold = self._holds.pop(event.acquisition, None)
         if hold is not None:
             hold.set_attribute(_REASON, reason)
             hold.set_status(StatusCode.ERROR, f"lost: {event.reason.value}")
-            hold.end()
-        self._losses.add(1, {**self._labels(event), _REASON: reason})
+        _end(hold, "lost")
+        self._hold.record(event.held, self._labels(event, _OUTCOME, "lost"))
+        self._losses.add(1, self._labels(event, _REASON, reason))
 
     def released(self, event: LockEvent) -> None:
-        hold = self._end_hold(event, "released")
-        if hold is not None:
-            hold.end()
+        _end(self._holds.pop(event.acquisition, None), "released")
+        self._hold.record(event.held, self._labels(event, _OUTCOME, "released"))
 
-    def _end_wait(
-        self, event: LockEvent, outcome: str, error: BaseException | None = None
-    ) -> Span | None:
-        """The span, ended; a lock that another has is no error of the span."""
-        span = self._waits.pop(event.acquisition, None)
-        labels = {**self._labels(event), _OUTCOME: outcome}
-        if span is not None:
-            span.set_attribute(_OUTCOME, outcome)
-            if outcome in ("unreachable", "error"):
-                span.set_attribute("error.type", type(error).__qualname__)
-                span.set_status(StatusCode.ERROR, str(error))
-            span.end()
+    def _count_wait(self, event: LockEvent, outcome: str) -> None:
+        labels = self._labels(event, _OUTCOME, outcome)
         self._wait.record(event.waited, labels)
         self._acquisitions.add(1, labels)
-        return span
 
-    def _end_hold(self, event: LockEvent, outcome: str) -> Span | None:
-        """The span, still to be ended."""
-        self._hold.record(event.held, {**self._labels(event), _OUTCOME: outcome})
-        span = self._holds.pop(event.acquisition, None)
-        if span is not None:
-            span.set_attribute(_OUTCOME, outcome)
-        return span
-
-    def _labels(self, event: LockEvent) -> dict[str, str]:
+    def _labels(self, event: LockEvent, what: str, value: str) -> dict[str, str]:
         """What a metric carries: few values, whatever is locked."""
-        labels: dict[str, str] = {_KIND: event.kind}
+        labels: dict[str, str] = {_KIND: event.kind, what: value}
         if self._name_attribute is not None:
             labels[_NAME] = self._name_attribute(event.name)
         return labels
@@ -161,6 +152,12 @@ def _seconds(meter: Meter, name: str, description: str) -> Histogram:
     return meter.create_histogram(
         name, "s", description, explicit_bucket_boundaries_advisory=_BOUNDARIES_S
     )
+
+
+def _end(span: Span | None, outcome: str) -> None:
+    if span is not None:
+        span.set_attribute(_OUTCOME, outcome)
+        span.end()
 
 
 def _described(event: LockEvent) -> dict[str, Any]:

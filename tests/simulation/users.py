@@ -12,13 +12,16 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.maint_notifications import MaintNotificationsConfig
 
-from aiodlock import Lease, LockClient
+from aiodlock import Lease, LockClient, Observer
 from tests.simulation.acts import PREFIX, Act, Choice, Options
 from tests.simulation.referee import Belief, Referee
 from tests.simulation.world import Host
 
 # Of one task: more only take longer.
 _ACTS_MAX: Final = 15
+
+OBSERVER: Observer | None = None
+"""Of every client, where a test wants to listen."""
 
 
 class Crew:
@@ -137,4 +140,5 @@ def client_of(servers: Sequence[Redis], options: Options, *, label: str) -> Lock
         ttl=options.ttl_s,
         request_timeout=options.request_timeout_s,
         label=label,
+        observer=OBSERVER,
     )
