@@ -254,7 +254,7 @@ class AllLeases(Mapping[str, Lease]):
         for name, lease in self._leases.items():
             if not lease.is_gone:
                 lease._retire()  # Now: nobody is to believe in it until the task begins.
-                releasing[name] = lease._background.start(release(lease), f"releasing {name!r}")
+                releasing[name] = lease._background.start(release(lease), "releasing", name)
         return releasing
 
     async def _outlast(self, releasing: dict[str, asyncio.Task[Any]]) -> None:

@@ -25,9 +25,13 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, object], what: str) -> asyncio.Task[object]:
+    def start(
+        self, work: Coroutine[Any, Any, object], what: str, name: str | None = None
+    ) -> asyncio.Task[object]:
         """Run *work* in a task of its own; a failure is logged, for nobody waits for it."""
-        task = asyncio.get_running_loop().create_task(_logged(work, what), name=f"aiodlock {what}")
+        task = asyncio.get_running_loop().create_task(
+            _logged(work, what, name), name=f"aiodlock {_about(what, name)}"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # One that is cancelled before its first step would leave it unawaited.
@@ -35,10 +39,10 @@ class Background:
         return task
 
     async def finish(
-        self, work: Coroutine[Any, Any, object], what: str
+        self, work: Coroutine[Any, Any, object], what: str, name: str | None = None
     ) -> asyncio.CancelledError | None:
         """Start *work*, then `outlast` it, for 1 s at most."""
-        return await outlast(self.start(work, what), within=_CANCELLED_S)
+        return await outlast(self.start(work, what, name), within=_CANCELLED_S)
 
     async def drain(self) -> None:
         """Wait until every task has ended."""
@@ -67,9 +71,13 @@ async def outlast(task: asyncio.Task[Any], *, within: float) -> asyncio.Cancelle
     return cancelled
 
 
-async def _logged(work: Coroutine[Any, Any, object], what: str) -> object:
+async def _logged(work: Coroutine[Any, Any, object], what: str, name: str | None) -> object:
     try:
         return await work
     except Exception as error:
-        _log.warning("%s failed: %s", what, error)
+        _log.warning("%s failed: %s", _about(what, name), error, extra={"lock_name": name})
         return None
+
+
+def _about(what: str, name: str | None) -> str:
+    return what if name is None else f"{what} {name!r}"

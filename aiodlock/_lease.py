@@ -375,6 +375,15 @@ class Lease:
         return self._terms
 
     @property
+    def log_fields(self) -> dict[str, object]:
+        """What records about it carry."""
+        return {
+            "lock_name": self.name,
+            "lock_holder": _names.holder_in(self.owner_token),
+            "lock_fencing_token": self._fencing_token,
+        }
+
+    @property
     def deadline(self) -> float:
         """Instant on our clock until which it may be believed in."""
         return self._validity.deadline
@@ -454,7 +463,8 @@ class Lease:
         """Once: tell the body, and whoever waits for it."""
         if not self._validity.lose(reason):
             return
-        _log.info("lost the lease of %r: %s", self.name, reason.value)
+        fields = {**self.log_fields, "lock_reason": reason.name}
+        _log.info("lost the lease of %r: %s", self.name, reason.value, extra=fields)
         self._tell_over()
         if reason is not LostReason.CLOSED:
             self._keeper.stop(self.owner_token)
@@ -492,7 +502,7 @@ class Lease:
             self._retire()
             # Whoever collects the garbage may do so in any thread, and under any loop.
             self._loop.call_soon_threadsafe(
-                self._background.start, self._release(), f"releasing {self.name!r}"
+                self._background.start, self._release(), "releasing", self.name
             )
         else:
             self._abandon()
@@ -512,7 +522,7 @@ class Lease:
                 await asyncio.wait((ending,))
             return released
         except asyncio.CancelledError:
-            await self._background.finish(self._give_up(), f"releasing {self.name!r}")
+            await self._background.finish(self._give_up(), "releasing", self.name)
             raise
         finally:
             self._tell_end(released)
@@ -544,7 +554,12 @@ class Lease:
                 error.add_note(f"aiodlock: the release of {self.name!r} failed: {failure}")
             return
         if failure is not None:
-            _log.warning("the release of %r failed, its ttl will free it: %s", self.name, failure)
+            _log.warning(
+                "the release of %r failed, its ttl will free it: %s",
+                self.name,
+                failure,
+                extra=self.log_fields,
+            )
         if self._validity.reason is not None:
             raise self._lost_error()
 

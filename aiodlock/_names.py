@@ -90,12 +90,17 @@ def owner_token(holder: str, number: int) -> str:
     return f"{holder}:{number}"
 
 
+def holder_in(owner_token: str) -> str:
+    """Who holds, as shown to people."""
+    return owner_token.rpartition(":")[0]
+
+
 def retired(owner_token: str) -> str:
     """What stands in its place where its lease is given up, but its name stays taken.
 
     Nobody's: no request of that acquisition, however late, finds its token there.
     """
-    return f"{owner_token.rpartition(':')[0]}:0"
+    return f"{holder_in(owner_token)}:0"
 
 
 def access_of(owner_token: str) -> Access | None:

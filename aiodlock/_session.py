@@ -134,11 +134,11 @@ class Session:
         if not wait.may_stand or running_loop() is not self.loop:
             self.store.forget(acquisition.token)
             return
-        work, what = self._give_up(acquisition, terms), f"giving up {acquisition.name!r}"
+        work, what = self._give_up(acquisition, terms), "giving up"
         if isinstance(error, asyncio.CancelledError):
-            await self.background.finish(work, what)
+            await self.background.finish(work, what, acquisition.name)
         else:
-            self.background.start(work, what)
+            self.background.start(work, what, acquisition.name)
 
     def _lease(
         self,
@@ -191,7 +191,7 @@ class Session:
                 lease._lose(LostReason.CLOSED, tell_body=lease.body_task is not caller)
             else:
                 lease._retire()  # Now: nobody is to enter it until the task begins.
-                self.background.start(lease.release(), f"releasing {lease.name!r}")
+                self.background.start(lease.release(), "releasing", lease.name)
         await self._end_bodies(bodies)
         await self.background.drain()
         for lease in leases:
@@ -199,6 +199,7 @@ class Session:
                 _log.warning(
                     "the client was closed; the lease of %r stands until its ttl is over",
                     lease.name,
+                    extra=lease.log_fields,
                 )
                 lease._abandon()
         self._watchdogs.close()

@@ -341,14 +341,20 @@ def told_of_a_long_wait(name: str, refused: Refused, waited_s: float) -> bool:
     """Whether there was something to tell, in the log."""
     if refused.ttl_left_ms != -1 and waited_s <= PATIENCE_S:
         return False
+    holder, ttl_left = _names.holder(refused.value), refused.ttl_left_ms / 1000
     _log.warning(
         "waiting for the lock %r for %.0f s: %s holds it, %s",
         name,
         waited_s,
-        _names.holder(refused.value),
-        "without a TTL"
-        if refused.ttl_left_ms == -1
-        else f"{refused.ttl_left_ms / 1000:.1f} s left",
+        holder,
+        "without a TTL" if refused.ttl_left_ms == -1 else f"{ttl_left:.1f} s left",
+        extra={
+            "lock_name": name,
+            "lock_holder": holder,
+            "lock_ttl_left": None if ttl_left < 0 else ttl_left,
+            "lock_waited": waited_s,
+            "lock_waiters": refused.waiters,
+        },
     )
     return True
 

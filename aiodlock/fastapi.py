@@ -137,7 +137,14 @@ class _Answer:
 
     async def __call__(self, connection: HTTPConnection, error: Exception) -> JSONResponse | None:
         level = logging.ERROR if self.status >= 500 else logging.INFO
-        _log.log(level, "%r answered with %d: %s", connection.url.path, self.status, error)
+        _log.log(
+            level,
+            "%r answered with %d: %s",
+            connection.url.path,
+            self.status,
+            error,
+            extra={"lock_name": getattr(error, "name", None)},
+        )
         answer = JSONResponse({"detail": self.detail}, self.status, self.headers)
         if not isinstance(connection, WebSocket):
             return answer

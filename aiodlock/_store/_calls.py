@@ -156,8 +156,7 @@ class Caller:
 
     def _repeat(self, request: Request) -> None:
         if self._borrowers < _BORROWERS_MAX:
-            what = f"asking again about {request.call.name!r}"
-            self._background.start(self._settle(request), what)
+            self._background.start(self._settle(request), "asking again about", request.call.name)
 
     async def _settle(self, request: Request) -> None:
         """Answer *request* from elsewhere, unless its own reply comes first."""

@@ -109,7 +109,7 @@ class Node:
     def _patiently(self, call: Call, within: float, *, insists: bool) -> asyncio.Future[Any]:
         """With all that it takes: connecting, asking what we may do."""
         work = self._reply(call, within, insists=insists)
-        return self._background.start(work, f"asking {self.label} about {call.name!r}")
+        return self._background.start(work, f"asking {self.label} about", call.name)
 
     async def _reply(self, call: Call, within: float, *, insists: bool) -> object:
         try:
