@@ -75,7 +75,10 @@ LOCK_OPTIONS = (
     "ttl=None, wait_timeout=Ellipsis, auto_extend=True, retry=None, on_lost='cancel', max_hold=None"
 )
 ELECTION_OPTIONS = "ttl=None, wait_timeout=Ellipsis, retry=None, on_lost='cancel', max_hold=None"
-OPTIONS = "prefix='aiodlock:', ttl=30.0, wait_timeout=None, request_timeout=2.0, label=None"
+OPTIONS = (
+    "prefix='aiodlock:', ttl=30.0, wait_timeout=None, request_timeout=2.0, label=None, "
+    "observer=None"
+)
 
 
 @pytest.mark.parametrize(

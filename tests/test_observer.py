@@ -495,6 +495,25 @@ async def test_observer_of_an_election_is_told_of_its_term(
     assert recorder.told == ["waiting", "acquired", "released"]
 
 
+@pytest.mark.parametrize("kind", ["reader", "writer", "semaphore"])
+async def test_observer_of_a_lock_that_several_may_hold_is_told_of_each_holder(
+    make_client: MakeClient, recorder: Recorder, kind: str
+) -> None:
+    """And of what kind the lock is; a waiter is told as ever."""
+    options = {"permits": 1} if kind == "semaphore" else {}
+    lock = getattr(make_client(observer=recorder), kind)("x", **options)
+    async with lock as lease:
+        assert recorder.last("acquired").holder == lease.owner_token.rpartition(":")[0]
+        other = await lock.try_acquire()
+        assert (other is not None) == (kind == "reader")
+        if other is not None:
+            await other.release()
+    second = ["acquired", "released"] if kind == "reader" else ["not_acquired"]
+    assert recorder.told == ["waiting", "acquired", "waiting", *second, "released"]
+    assert {event.kind for _, event in recorder.events} == {kind}
+    assert faults(recorder) == {}
+
+
 async def test_observer_of_a_quorum_without_fencing_is_told_of_no_fencing_token(
     recorder: Recorder,
 ) -> None:
