@@ -1245,7 +1245,7 @@ _CANCELLATION: Final = (
                 Line(
                     Lease,
                     "_release",
-                    'await self._background.finish(self._give_up(), f"releasing {self.name!r}")',
+                    'await self._background.finish(self._give_up(), "releasing", self.name)',
                     "pass",
                 ),
                 "tests/test_cases.py::"
@@ -1264,7 +1264,7 @@ _CANCELLATION: Final = (
                 Line(
                     Session,
                     "_failed",
-                    "await self.background.finish(work, what)",
+                    "await self.background.finish(work, what, acquisition.name)",
                     "work.close()",
                 ),
                 "tests/test_late.py::"
@@ -1293,7 +1293,12 @@ _CANCELLATION: Final = (
         "When a wait is over, its caller does not wait for the clean-up.",
         (
             Proof(
-                Line(Session, "_failed", "self.background.start(work, what)", "await work"),
+                Line(
+                    Session,
+                    "_failed",
+                    "self.background.start(work, what, acquisition.name)",
+                    "await work",
+                ),
                 "tests/test_survivors.py::test_wait_that_is_over_is_not_held_up_by_its_clean_up",
             ),
             _simulated("nothing is given up on timeout"),
