@@ -125,7 +125,7 @@ class Observed:
         )
 
     def _end(self, what: str, event: LockEvent) -> None:
-        """Once; not in a forked child, nor after the loop, whose observer nobody expects to run."""
+        """Once; never outside of the loop: in a forked child, or when the loop has ended."""
         if self._is_over:
             return
         self._is_over = True
@@ -145,7 +145,7 @@ def _outcome_of(error: BaseException, *, is_closing: bool) -> Outcome:
         return "unreachable"
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "cancelled"
-    return "closed" if is_closing and isinstance(error, RuntimeError) else "error"
+    return "closed" if is_closing else "error"
 
 
 def _fields(event: LockEvent) -> dict[str, object]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import random
 import time
 import warnings
@@ -226,6 +227,82 @@ async def test_observer_of_a_closing_client_is_told_of_releases_and_losses(
     assert recorder.last("lost").reason is LostReason.CLOSED
     assert [faults_of(told) for told in recorder.by_acquisition().values()] == [[], []]
     assert lease.state == "released"
+
+
+async def test_observer_of_a_body_that_takes_its_time_to_leave_is_told_of_nothing_after_its_loss(
+    open_locks: Open, recorder: Recorder
+) -> None:
+    """Though a closing client extends its lease until then."""
+    locks = open_locks()
+    lease = await locks.lock("x", ttl=TTL_S).acquire()
+
+    async def body() -> None:
+        async with lease:
+            try:
+                await forever()
+            finally:
+                deadline = lease.deadline
+                await until(lambda: lease.deadline > deadline)
+
+    working = asyncio.create_task(body())
+    await asyncio.sleep(0)
+    await locks.aclose()
+    with pytest.raises(LeaseLostError):
+        await working
+    assert recorder.told[-1] == "lost"
+    assert faults(recorder) == {}
+
+
+def test_observer_of_a_loop_that_was_closed_is_told_of_nothing_more(recorder: Recorder) -> None:
+    """Neither by what is destroyed with the loop, nor by the next loop's own work."""
+    locks = LockClient.from_url("memory://", observer=recorder)
+
+    async def work() -> None:
+        async with locks:
+            lease = await locks.lock("y").acquire()
+            await lease.release()
+
+    loop = asyncio.new_event_loop()
+    lease = loop.run_until_complete(locks.lock("x").acquire())
+    waiting = locks.lock("x").acquire()
+    loop.call_soon(waiting.send, None)  # As far as its first request.
+    loop.run_until_complete(asyncio.sleep(0))
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.close()
+    waiting.close()
+    asyncio.run(work())
+    assert lease.state == "lost"
+    assert [(what, event.name) for what, event in recorder.events] == [
+        ("waiting", "x"),
+        ("acquired", "x"),
+        ("waiting", "x"),
+        ("waiting", "y"),
+        ("acquired", "y"),
+        ("released", "y"),
+    ]
+
+
+async def test_observer_in_a_forked_child_is_told_of_nothing(
+    observed: MakeClient, recorder: Recorder
+) -> None:
+    """It may be in the middle of something, with a lock that nobody in the child will open."""
+    locks = observed()
+    async with locks.lock("x") as lease:
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: of forks beside threads.
+            pid = os.fork()
+        if not pid:
+            os.write(writing, f"{lease.state} {recorder.told}".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it says one line
+        os.close(writing)
+        with open(reading) as told:  # noqa: ASYNC230, PTH123
+            assert told.read() == "lost ['waiting', 'acquired']"
+    assert recorder.told == ["waiting", "acquired", "released"]
 
 
 async def test_observer_of_an_extension_is_told_how_long_it_lasts(
