@@ -116,6 +116,17 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0])
+@nox.parametrize("version", ["1.30.0", "newest"])
+def otel(session: nox.Session, version: str) -> None:
+    """The OpenTelemetry door works with the oldest API that it allows, and with the newest."""
+    install(session)
+    which = "" if version == "newest" else f"=={version}"
+    names = (f"opentelemetry-{name}{which}" for name in ("api", "sdk"))
+    session.install("--upgrade", *names)
+    session.run("pytest", *(session.posargs or ["tests/test_otel.py"]))
+
+
+@nox.session(python=PYTHONS[0])
 @nox.parametrize("version", ["0.121.0", "newest"])
 def fastapi(session: nox.Session, version: str) -> None:
     """The FastAPI door works with the oldest FastAPI that has scopes, and with the newest."""
