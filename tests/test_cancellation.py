@@ -1229,13 +1229,19 @@ async def _free_at_once(nodes: Nodes) -> None:
 
 
 async def _send_only(
-    self: _cleanup.Background, work: Coroutine[Any, Any, object], what: str
+    self: _cleanup.Background,
+    work: Coroutine[Any, Any, object],
+    what: str,
+    name: str | None = None,
 ) -> None:
-    self.start(work, what)
+    self.start(work, what, name)
 
 
 async def _do_nothing(
-    self: _cleanup.Background, work: Coroutine[Any, Any, object], what: str
+    self: _cleanup.Background,
+    work: Coroutine[Any, Any, object],
+    what: str,
+    name: str | None = None,
 ) -> None:
     work.close()
 

@@ -109,7 +109,9 @@ def _without_shield(*, shield: bool) -> anyio.CancelScope:
 _CancelScope: Final = anyio.CancelScope
 
 
-async def _unsheltered(background: Background, work: Any, what: str) -> None:
+async def _unsheltered(
+    background: Background, work: Any, what: str, name: str | None = None
+) -> None:
     await work
 
 
