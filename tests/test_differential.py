@@ -868,6 +868,11 @@ BY_HAND: Final[list[list[Step]]] = [
     [Add(0, f"{C}r", None, 1), Acquire(0, A), Acquire(0, A, alive_ms=0)],
     [Acquire(0, A), Add(0, f"{C}r", None, 1), Release(0, A), Release(0, B), Inspect(0)],
     [Acquire(0, A), Add(0, f"{C}r", -1, 1), Acquire(0, B), Release(0, A), Release(0, B)],
+    *(
+        [*first, Add(0, f"{C}{tail}", 6_000, 1), Release(0, A), Acquire(0, B)]
+        for tail in ("r", "w", "s3", "x")
+        for first in ([], [Acquire(0, A)])
+    ),
     # What stood before the clock stepped back, or was evicted.
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000, 2**52), Acquire(0, C), Release(0, A)],
     [Acquire(0, A), Acquire(0, B), Add(0, B, 3_600_000), Delete(0, "lock"), Acquire(0, C)],

@@ -30,7 +30,7 @@ from aiodlock import (
 )
 from aiodlock.testing import LockServer, lock_server
 from tests import topologies, wire
-from tests.by_hand import ONE, OTHER, THIRD, client_id
+from tests.by_hand import ONE, OTHER, THIRD, Grant, client_id
 from tests.conftest import MakeClient
 from tests.holders import hears
 from tests.keys import leftovers, ttls
@@ -615,6 +615,21 @@ async def test_waiter_of_another_kind_on_a_free_name_is_not_overtaken(
     assert await hand.holders() == []
 
 
+@pytest.mark.parametrize("token", [R1, W1, f"{ONE}:4s2"])
+async def test_lock_on_a_free_name_for_which_a_sharer_waits_is_refused(
+    hand: SharedByHand, locks: LockClient, token: str
+) -> None:
+    """It neither takes the name nor hands it to who cannot hold it so; the sharer gets it."""
+    await hand.redis.zadd(hand.keys.queue, {token: 5})
+    await hand.let_live(token, 6_000)
+    for wait_timeout in (0, 5):
+        with pytest.raises(NameTakenError, match="not one of this kind"):
+            await locks.lock("x").acquire(wait_timeout=wait_timeout)
+    state = await hand.state()
+    assert (state.holders, state.queue, list(state.alive)) == ({}, [token], [token])
+    await hand.enter(token)
+
+
 # The scripts by hand, each rule with the line without which it fails.
 
 
@@ -662,6 +677,74 @@ async def check_ended_holder_is_none(hand: SharedByHand) -> None:
     await hand.let_end(R1)
     await hand.enter(R3)
     assert sorted((await hand.state()).grants) == sorted([R2, R3])
+
+
+async def check_grant_asked_for_again_is_the_same(hand: SharedByHand) -> None:
+    """It has its number still, though others wait; but not when its life is over."""
+    (token,) = await hand.enter(W1)
+    await hand.queue(R1)
+    answer = await hand.acquire(W1)
+    assert isinstance(answer, Grant)
+    assert (answer.fencing_token, answer.already) == (token, True)
+    assert (await hand.state()).queue == [R1]
+    await hand.let_end(W1)
+    await hand.queue(W1)
+    assert await hand.holders() == [R1]
+
+
+async def check_extension_is_of_that_grant(hand: SharedByHand) -> None:
+    """Not of an earlier one to the same token, nor of another's; nor does it make one."""
+    (token,) = await hand.enter(R1)
+    assert await hand.extend(R1, token - 1) is None
+    assert await hand.extend(R2, token) is None
+    assert await hand.extend(R1, token) is not None
+    await hand.redis.delete(hand.keys.grants)
+    assert await hand.extend(R1, 0) is None
+    assert await hand.holders() == [R1]
+
+
+async def check_release_removes_one(hand: SharedByHand) -> None:
+    """Its own, whether anybody waits or not; and a second time nothing."""
+    await hand.enter(R1, R2, R3)
+    assert await hand.release(R1) == (True, [])
+    assert await hand.release(R1) == (False, [])
+    await hand.queue(W1)
+    assert await hand.release(R2) == (True, [])
+    assert await hand.holders() == [R3]
+    assert list((await hand.state()).grants) == [R3]
+
+
+async def check_places_are_by_arrival(hand: SharedByHand) -> None:
+    """Who polls again keeps its place; who comes later stands behind, whatever the clock says."""
+    await hand.enter(W1)
+    await hand.redis.zadd(hand.keys.queue, {R1: 2**52})
+    await hand.let_live(R1, 6_000)
+    await hand.queue(R2, R3)
+    await hand.queue(R1)
+    assert (await hand.state()).queue == [R1, R2, R3]
+
+
+async def check_waiter_that_polls_lives(hand: SharedByHand) -> None:
+    """Though its liveness had passed: its own poll does not drop it."""
+    await hand.enter(W1)
+    await hand.queue(R1, R2)
+    await hand.let_die(R1)
+    await hand.queue(R1)
+    assert (await hand.state()).queue == [R1, R2]
+
+
+async def check_downgrade_of_no_holder_makes_none(hand: SharedByHand) -> None:
+    """A waiting writer, one whose life is over, one whose grant was evicted."""
+    await hand.enter(W1)
+    await hand.queue(W2)
+    assert await hand.release(W2, how="r") == (False, [])
+    await hand.redis.delete(hand.keys.grants)
+    assert await hand.release(W1, how="r") == (False, [])
+    await hand.redis.flushall()
+    await hand.enter(W1)
+    await hand.let_end(W1)
+    assert await hand.release(W1, how="r") == (False, [])
+    assert (await hand.state()).grants == {}
 
 
 async def check_dead_head_keeps_nobody_out(hand: SharedByHand) -> None:
@@ -765,6 +848,37 @@ CHECKS = {
         Mutant("share_extend", "or tonumber(end_ms) <= now_ms", ""),
         Mutant("share_acquire", "KEYS[1], '-inf', now_ms,", "KEYS[1], '-inf', 0,"),
         Mutant("share_acquire", "  redis.call('ZREM', KEYS[5], member, '+' .. member)\n", ""),
+    ],
+    check_grant_asked_for_again_is_the_same: [
+        Mutant("share_acquire", "if end_ms and granted and tonumber(end_ms) > now_ms", "if false"),
+        Mutant("share_acquire", "granted and tonumber(end_ms) > now_ms then", "granted then"),
+    ],
+    check_extension_is_of_that_grant: [
+        Mutant("share_extend", "or tonumber(granted) ~= tonumber(ARGV[3])", ""),
+        Mutant("share_extend", "or not granted or tonumber(granted)", "or tonumber(granted or 0)"),
+    ],
+    check_release_removes_one: [
+        Mutant(
+            "share_release",
+            "removed = redis.call('ZREM', KEYS[1], token)",
+            "removed = redis.call('DEL', KEYS[1])",
+        ),
+        Mutant(
+            "share_release",
+            "~= 'r' then\n  redis.call('ZREM', KEYS[1], token)",
+            "~= 'r' then\n  redis.call('DEL', KEYS[1])",
+        ),
+    ],
+    check_places_are_by_arrival: [
+        Mutant("share_acquire", "math.max(highest + 1, now_us)", "now_us"),
+        Mutant("share_acquire", "  if not place then\n", "  if true then\n"),
+    ],
+    check_waiter_that_polls_lives: [
+        Mutant("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nif", "end\nif"),
+    ],
+    check_downgrade_of_no_holder_makes_none: [
+        Mutant("share_release", "granted and was_ours == 1 and", "was_ours == 1 and"),
+        Mutant("share_release", "was_ours == 1 and tonumber(end_ms) > now_ms", "was_ours == 1"),
     ],
     check_dead_head_keeps_nobody_out: [
         Mutant("share_release", "(until_ms <= now_ms or redis", "(false or redis"),
