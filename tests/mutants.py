@@ -59,6 +59,14 @@ def function_mutant(owner: type | ModuleType, name: str, old: str, new: str) -> 
     module = owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__]
     space: dict[str, Any] = {}
     exec(code, vars(module), space)
+    if isinstance(owner, ModuleType) and inspect.isfunction(sound):
+        # Other modules have imported it by its name.
+        sound_code, sound.__code__ = sound.__code__, space[name].__code__
+        try:
+            yield
+        finally:
+            sound.__code__ = sound_code
+        return
     setattr(owner, name, space[name])
     try:
         yield

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias
 from unittest import mock
 
-from aiodlock import _cleanup, _clock
+from aiodlock import _cleanup, _clock, _self_wait, _semaphore
 from aiodlock._all import AllLeases, AllLocks, _AllBody
 from aiodlock._body import Body
 from aiodlock._cleanup import Background
@@ -22,7 +22,8 @@ from aiodlock._client import LockClient
 from aiodlock._lease import Lease
 from aiodlock._reentrant import ReentrantLease, Reentries
 from aiodlock._session import Session
-from aiodlock._store import _extensions, _mux, _node, _source
+from aiodlock._shared import Shared
+from aiodlock._store import _extensions, _mux, _node, _shares, _source
 from aiodlock._store._ballot import Part
 from aiodlock._store._calls import Caller
 from aiodlock._store._extensions import Extensions, _Shared
@@ -30,8 +31,9 @@ from aiodlock._store._inbox import Inbox
 from aiodlock._store._mux import Link, Multiplexer
 from aiodlock._store._quorum import QuorumStore
 from aiodlock._store._redis import RedisStore
-from aiodlock._store._requests import Acquire, Release, Retire
+from aiodlock._store._requests import Acquire, Release, Retire, ShareRelease
 from aiodlock._store._round import Round, Tally
+from aiodlock._store._shares import Downgrade
 from aiodlock._store._wire import Held
 from aiodlock._trying import Tries
 from aiodlock._validity import Validity
@@ -2017,6 +2019,568 @@ _MORE_THAN_A_MUTEX: Final = (
     ),
 )
 
+_READ: Final = "tests/test_readers.py::test_"
+_PERMIT: Final = "tests/test_semaphore.py::test_"
+_OF_KINDS: Final = "tests/test_cases_of_kinds.py::test_case_"
+_SHARED_NODES: Final = "tests/test_shared_quorum.py::test_"
+_MAY_ENTER: Final = "return inside < math.min(most, limit_of(member))"
+
+
+def _shared(check: str, *mutants: tuple[str, str, str]) -> tuple[Proof, ...]:
+    """Faults of the scripts that *check* of the readers' tests notices."""
+    test = f"{_READ}shared_scripts_keep_the_rule[check_{check}]"
+    return tuple(Proof(Mutant(*mutant), test) for mutant in mutants)
+
+
+def _permits(check: str, *mutants: tuple[str, str, str]) -> tuple[Proof, ...]:
+    """Those that *check* of the semaphore's tests notices."""
+    test = f"{_PERMIT}semaphore_scripts_keep_the_rule[check_{check}]"
+    return tuple(Proof(Mutant(*mutant), test) for mutant in mutants)
+
+
+def _shared_compared(line: str) -> Elsewhere:
+    return Elsewhere("tests.test_shared_differential", "MUTANTS", line)
+
+
+_SEVERAL_HOLDERS: Final = (
+    Rule(
+        "3 a writer is alone",
+        "Nobody is inside beside a writer; readers are inside with readers.",
+        (
+            *_shared("writer_is_alone", ("share_acquire", _MAY_ENTER, "return true")),
+            *_shared("neighbours_enter_together", ("share_release", _MAY_ENTER, "return true")),
+            *_shared(
+                "writer_is_alone",
+                (
+                    "share_acquire",
+                    "  return 1\nend\n\n-- Of readers",
+                    "  return 9\nend\n\n-- Of readers",
+                ),
+            ),
+        ),
+    ),
+    Rule(
+        "3 no more than its permits",
+        "Never more are inside than a semaphore has permits.",
+        _permits(
+            "no_more_than_permits",
+            ("share_acquire", "inside < math.min(most", "inside <= math.min(most"),
+            ("share_release", "inside < math.min(most", "inside <= math.min(most"),
+            ("share_acquire", "inside, most = inside + 1,", "inside, most = inside,"),
+        ),
+    ),
+    Rule(
+        "3 the smallest number of permits",
+        "Of all who are inside, and of who enters, the smallest number of permits counts.",
+        (
+            *_permits(
+                "smallest_number_counts",
+                ("share_acquire", "is_semaphore and -1 or 0", "0"),
+                ("share_release", "is_semaphore and -1 or 0", "0"),
+                ("share_acquire", "inside < math.min(most, limit_of(member))", "inside < most"),
+            ),
+            Proof(
+                Mutant("share_release", _MAY_ENTER, "return inside < limit_of(member)"),
+                f"{_PERMIT}semaphore_scripts_keep_the_rule[check_smallest_number_counts]",
+            ),
+        ),
+    ),
+    Rule(
+        "5 only the head enters",
+        "Who would fit in beside the holders stands behind a waiter who does not.",
+        (
+            *_shared(
+                "only_the_head_enters",
+                ("share_acquire", "if let_in() and not own_text and", "let_in() if"),
+            ),
+            Proof(
+                Mutant("share_acquire", "if let_in() and not own_text and", "let_in() if"),
+                f"{_READ}reader_does_not_overtake_a_waiting_writer_nor_a_writer_readers",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "5 all who may enter do",
+        "A release, or a poll, lets in every waiter at the head for whom there is room.",
+        (
+            *_shared(
+                "neighbours_enter_together",
+                ("share_release", "for _ = 1, 1000 do", "for _ = 1, 1 do"),
+                ("share_acquire", "for _ = 1, 1000 do", "for _ = 1, 1 do"),
+                ("share_release", "\nlet_in()\n", "\n"),
+            ),
+            *_permits(
+                "room_is_filled",
+                ("share_release", "for _ = 1, 1000 do", "for _ = 1, 1 do"),
+                ("share_release", "KEYS[1], '-inf', now_ms,", "KEYS[1], '-inf', 0,"),
+            ),
+            _shared_compared("for _ = 1, 1000 do"),
+        ),
+    ),
+    Rule(
+        "5 own waiters hear by the reply",
+        "Those of the caller's own waiters who enter are woken by the reply, without a message.",
+        (
+            _shared_compared("if client_id == own_client_id then"),
+            Proof(
+                Line(
+                    ShareRelease,
+                    "heard",
+                    "tell_entered(self._notice, reply, self.acquisition.keys)",
+                    "pass",
+                ),
+                f"{_READ}neighbouring_readers_of_any_client_enter_together",
+            ),
+            Proof(
+                Line(
+                    Downgrade,
+                    "heard",
+                    "tell_entered(self._notice, reply, self._acquisition.keys)",
+                    "pass",
+                ),
+                f"{_READ}writer_that_downgrades_lets_in_the_readers_at_the_head",
+            ),
+        ),
+    ),
+    Rule(
+        "5 places of several kinds",
+        "Readers, writers and permits stand by arrival, and keep their place when they poll.",
+        (
+            *_shared(
+                "places_are_by_arrival",
+                ("share_acquire", "math.max(highest + 1, now_us)", "now_us"),
+                ("share_acquire", "  if not place then\n", "  if true then\n"),
+            ),
+            *_shared(
+                "waiter_that_polls_lives",
+                ("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nif", "end\nif"),
+            ),
+        ),
+    ),
+    Rule(
+        "5 each holder has a life of its own",
+        "A holder whose time is over keeps nobody out, extends nothing, and is shown no more.",
+        (
+            *_shared(
+                "ended_holder_is_none",
+                ("share_extend", "or tonumber(end_ms) <= now_ms", ""),
+                ("share_acquire", "KEYS[1], '-inf', now_ms,", "KEYS[1], '-inf', 0,"),
+                ("share_acquire", "  redis.call('ZREM', KEYS[5], member, '+' .. member)\n", ""),
+            ),
+            *_shared(
+                "grant_asked_for_again_is_the_same",
+                ("share_acquire", "granted and tonumber(end_ms) > now_ms then", "granted then"),
+            ),
+            Proof(
+                Mutant("share_inspect", "'(%.0f', now_ms)", "'(%.0f', 0)"),
+                f"{_READ}holder_whose_time_is_over_is_not_shown",
+            ),
+            _shared_compared("or tonumber(end_ms) <= now_ms"),
+        ),
+    ),
+    Rule(
+        "5 a release removes one holder",
+        "The others stay, whether the one released, expired or crashed.",
+        (
+            *_shared(
+                "release_removes_one",
+                (
+                    "share_release",
+                    "removed = redis.call('ZREM', KEYS[1], token)",
+                    "removed = redis.call('DEL', KEYS[1])",
+                ),
+                (
+                    "share_release",
+                    "~= 'r' then\n  redis.call('ZREM', KEYS[1], token)",
+                    "~= 'r' then\n  redis.call('DEL', KEYS[1])",
+                ),
+            ),
+            Proof(
+                Mutant(
+                    "share_release",
+                    "removed = redis.call('ZREM', KEYS[1], token)",
+                    "removed = redis.call('DEL', KEYS[1])",
+                ),
+                f"{_READ}reader_whose_time_ran_out_cannot_extend_and_takes_nothing_away",
+            ),
+        ),
+    ),
+    Rule(
+        "5 a shared grant asked for again",
+        "A poll of who is inside finds the same grant, though others wait.",
+        _shared(
+            "grant_asked_for_again_is_the_same",
+            ("share_acquire", "if end_ms and granted and tonumber(end_ms) > now_ms", "if false"),
+        ),
+    ),
+    Rule(
+        "5 an extension is of one grant",
+        "An extension keeps only that holder alive, by that grant, and makes none.",
+        (
+            *_shared(
+                "extension_is_of_that_grant",
+                ("share_extend", "or tonumber(granted) ~= tonumber(ARGV[3])", ""),
+                (
+                    "share_extend",
+                    "or not granted or tonumber(granted)",
+                    "or tonumber(granted or 0)",
+                ),
+            ),
+            Proof(
+                Line(RedisStore, "extend", "if acquisition.is_shared:", "if False:"),
+                f"{_READ}reader_is_extended_by_its_watchdog",
+                "LeaseLostError",
+            ),
+        ),
+    ),
+    Rule(
+        "5 no holder's life is shortened",
+        "Neither by its own extension or poll, nor by a holder with a shorter ttl.",
+        _shared(
+            "lives_are_never_shortened",
+            ("share_acquire", "redis.call('PTTL', key) < longest_ms", "true"),
+            ("share_extend", "if left < ttl_ms then", "if true then"),
+            ("share_acquire", "  if left < ttl_ms then", "  if true then"),
+        ),
+    ),
+    Rule(
+        "5 the keys outlive their holders",
+        "The lock and its grants live as long as the holder who lives longest.",
+        (
+            *_shared(
+                "lives_grow_with_the_longest",
+                ("share_acquire", "redis.call('PTTL', key) < longest_ms", "false"),
+            ),
+            _shared_compared("for _, key in ipairs(KEYS) do"),
+        ),
+    ),
+    Rule(
+        "5 who is let in lives as its liveness",
+        "Who enters without asking holds no longer than it is known to live.",
+        (
+            *_shared(
+                "grant_lives_as_long_as_its_waiter",
+                ("share_release", "enter(head, until_ms - now_ms)", "enter(head, 6000)"),
+            ),
+            _shared_compared("enter(head, until_ms - now_ms)"),
+        ),
+    ),
+    Rule(
+        "5 the dead keep nobody out",
+        "A waiter whose liveness has passed is dropped by any poll or release.",
+        _shared(
+            "dead_head_keeps_nobody_out",
+            ("share_release", "(until_ms <= now_ms or redis", "(false or redis"),
+            ("share_acquire", "(until_ms <= now_ms or redis", "(false or redis"),
+        ),
+    ),
+    Rule(
+        "5 a holder in the queue",
+        "Who holds and is queued, as after a failover, is not granted it again for a shorter time.",
+        _shared(
+            "holder_that_is_queued_is_not_granted_again",
+            ("share_release", " or redis.call('ZSCORE', KEYS[1], head)", ""),
+            ("share_acquire", " or redis.call('ZSCORE', KEYS[1], head)", ""),
+        ),
+    ),
+    Rule(
+        "6 numbers of several holders grow",
+        "Of grants that are made at once, too, each has a larger token than the one before.",
+        _shared(
+            "fencing_tokens_grow",
+            ("share_release", "math.max(last + 1, now_us)", "math.max(last, now_us)"),
+            ("share_acquire", "if last >= fencing_token then", "if false then"),
+        ),
+    ),
+    Rule(
+        "3 downgrade",
+        "Readers enter beside a writer that has downgraded, until it leaves; only a holder can.",
+        (
+            *_shared(
+                "downgrade_marks_until_release",
+                ("share_acquire", "or redis.call('ZSCORE', KEYS[5], '+' .. member)", ""),
+                (
+                    "share_release",
+                    "token, '+' .. token)\n  return {removed}",
+                    "token)\n  return {removed}",
+                ),
+            ),
+            *_shared(
+                "downgrade_of_no_holder_makes_none",
+                ("share_release", "granted and was_ours == 1 and", "was_ours == 1 and"),
+                ("share_release", "was_ours == 1 and tonumber(end_ms) > now_ms", "was_ours == 1"),
+            ),
+            Proof(
+                Line(Lease, "downgrade", "if not is_ours:", "if False:"),
+                f"{_READ}downgrade_of_a_lease_that_is_gone_raises_its_loss",
+            ),
+            Proof(
+                Line(
+                    Lease,
+                    "downgrade",
+                    '_names.access_of(self.owner_token) != "writing"',
+                    "False",
+                ),
+                f"{_READ}downgrade_of_what_is_no_writers_lease_is_refused",
+            ),
+            Proof(
+                Line(RedisStore, "downgrade", "insists=True", "insists=False"),
+                f"{_READ}downgrade_whose_reply_is_lost_is_asked_for_again",
+                "ServerUnreachable",
+            ),
+        ),
+    ),
+    Rule(
+        "5 a sharer's tombstone",
+        "An acquire of a reader, writer or permit that comes after its release is refused.",
+        (
+            Proof(
+                Mutant("share_acquire", "  return {-1}\n", ""),
+                f"{_READ}late_copy_of_a_readers_acquire_is_refused_by_its_tombstone",
+            ),
+            Proof(
+                Mutant("share_release", "if ARGV[2] == '1' then", "if false then"),
+                f"{_READ}late_copy_of_a_readers_acquire_is_refused_by_its_tombstone",
+            ),
+        ),
+    ),
+    Rule(
+        "5 a sharer's stray hand-off",
+        "Who is let in and is gone is given back by its client, by the kind that its token tells.",
+        (
+            Proof(
+                Line(RedisStore, "_hand_over", "is_shared=is_shared", "is_shared=False"),
+                f"{_READ}hand_off_to_a_reader_that_is_gone_is_given_back",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "5 refused messages of several holders",
+        "A refused channel undoes no hand-off, and a side key of a wrong type no release.",
+        (
+            _shared_compared("redis.pcall('PUBLISH'"),
+            _shared_compared("if was_ours == 0 or ARGV[2] == 'r' then"),
+        ),
+    ),
+    Rule(
+        "5 what was evicted of several holders",
+        "Where the grants are gone there is no holder; where the lock is gone, no grant.",
+        (
+            _shared_compared("if end_ms and not granted then"),
+            *_shared(
+                "evicted_lock_leaves_no_grant",
+                *(
+                    (script, "redis.call('DEL', KEYS[5])  -- What", "-- What")
+                    for script in ("share_acquire", "share_release")
+                ),
+            ),
+        ),
+    ),
+    Rule(
+        "3 one name, one kind",
+        "Who asks for a name that is held or waited for in another way is refused.",
+        (
+            Proof(
+                Mutant("share_acquire", "most == 0 or (first and", "(first and"),
+                f"{_READ}name_of_another_kind_is_refused_and_left_as_it_is",
+                "LockTimeout",
+            ),
+            Proof(
+                Mutant(
+                    "share_acquire", "most == 0 or (first and limit_of(first) == 0)", "most == 0"
+                ),
+                f"{_READ}waiter_of_another_kind_on_a_free_name_is_not_overtaken",
+                "LockTimeout",
+            ),
+            Proof(
+                Mutant("acquire", "if string.match(head, ':", "if false and string.match(head, ':"),
+                f"{_READ}lock_on_a_free_name_for_which_a_sharer_waits_is_refused[reader]",
+                "LockTimeout",
+            ),
+            _compared("a refused one keeps its liveness"),
+            Proof(
+                Mutant(
+                    "release",
+                    "if not head or string.match(head, ':",
+                    "if not head or false and (':",
+                ),
+                f"{_READ}lock_on_a_free_name_for_which_a_sharer_waits_is_refused[writer]",
+                "ResponseError",
+            ),
+        ),
+    ),
+    Rule(
+        "3 no wait for one's own share",
+        "A task that would wait for what it holds itself is told what to do, and only such a task.",
+        (
+            Proof(
+                Line(Session, "_refusal", "if tail:", "if False:"),
+                f"{_OF_KINDS}099_reader_or_writer_that_would_wait_for_its_task_is_told_so[upgrade]",
+                "TimeoutError",
+            ),
+            Proof(
+                Line(_self_wait, "check_leaves_room", "lease.body_task is task and ", ""),
+                f"{_READ}reader_that_reads_again_behind_a_waiting_writer_is_refused",
+                "TimeoutError",
+            ),
+            Proof(
+                Line(
+                    _self_wait,
+                    "check_leaves_room",
+                    " and lease.lock_key == acquisition.keys.lock",
+                    "",
+                ),
+                f"{_READ}task_that_reads_one_name_may_wait_to_write_another",
+                "RuntimeError",
+            ),
+            Proof(
+                Line(
+                    _self_wait,
+                    "check_leaves_room",
+                    " or len(own) < _names.limit_of(acquisition.token)",
+                    "",
+                ),
+                f"{_PERMIT}task_with_every_permit_that_asks_for_one_more_is_refused",
+                "RuntimeError",
+            ),
+            Proof(
+                Line(Tries, "run", "not self._is_one_try", "False"),
+                f"{_READ}readers_and_writers_on_a_quorum_exclude_each_other[True]",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "3 no thief among sharers",
+        "A holder who is gone was deleted: others who hold are no sign that it was stolen.",
+        (
+            Proof(
+                Line(
+                    ShareRelease,
+                    "answer",
+                    "Released(reply[0] == 1, None,",
+                    "Released(reply[0] == 1, 'another/1',",
+                ),
+                f"{_READ}reader_that_is_gone_beside_another_was_deleted_and_not_robbed",
+            ),
+        ),
+    ),
+    Rule(
+        "3 an operator breaks one grant",
+        "With a fencing token only that holder is removed, without one all of them.",
+        (
+            Proof(
+                Line(
+                    Shared,
+                    "break_lock",
+                    "if fencing_token in (None, holding.fencing_token)",
+                    "",
+                ),
+                f"{_READ}break_lock_breaks_one_grant_or_all",
+            ),
+        ),
+    ),
+    Rule(
+        "3 permits are a number",
+        "A number of permits that there cannot be is refused at construction.",
+        (
+            Proof(
+                Line(_semaphore, "checked_permits", "1 <= permits <=", "0 <= permits <="),
+                f"{_PERMIT}permits_that_are_no_number_of_permits_are_refused[0-ValueError]",
+            ),
+            Proof(
+                Line(_semaphore, "checked_permits", " or isinstance(permits, bool)", ""),
+                f"{_PERMIT}permits_that_are_no_number_of_permits_are_refused[True-TypeError]",
+            ),
+            Proof(
+                Line(LockClient, "_like", "if unknown:", "if False:"),
+                f"{_READ}options_of_reader_and_writer_are_those_of_a_lock",
+            ),
+        ),
+    ),
+    Rule(
+        "9 no semaphore over a quorum",
+        "It would let in more than its permits, and is refused.",
+        (
+            Proof(
+                Line(LockClient, "semaphore", "if len(self._servers) > 1:", "if False:"),
+                f"{_PERMIT}semaphore_over_a_quorum_is_refused_with_the_reason",
+            ),
+        ),
+    ),
+    Rule(
+        "9 second round of a writer",
+        "A majority knows the number of a reader or writer before the body begins.",
+        (
+            Proof(
+                Mutant("share_confirm", "redis.call('SET', KEYS[2], ARGV[3], 'EX', 86400)", ""),
+                f"{_SHARED_NODES}writers_numbers_grow_over_grants_of_every_two_majorities",
+            ),
+            Proof(
+                Mutant("share_confirm", "redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])", ""),
+                f"{_SHARED_NODES}writers_number_stands_on_every_node_a_moment_later",
+                "TimeoutError",
+            ),
+        ),
+    ),
+    Rule(
+        "9 downgrade on a majority",
+        "Readers enter when a node of each majority knows that the writer only reads.",
+        (
+            Proof(
+                Line(QuorumStore, "downgrade", "ballot.reads = True", "pass"),
+                f"{_SHARED_NODES}writer_that_reads_is_healed_as_a_reader",
+                "TimeoutError",
+            ),
+            Proof(
+                Mutant("share_confirm", "if ARGV[4] == '1' then", "if false then"),
+                f"{_SHARED_NODES}writer_that_reads_is_healed_as_a_reader",
+                "TimeoutError",
+            ),
+            Proof(
+                Line(QuorumStore, "downgrade", "await self._confirm(ballot, 0, within)", "0.0"),
+                f"{_SHARED_NODES}downgrade_without_a_majority_raises_and_can_be_repeated",
+            ),
+        ),
+    ),
+    Rule(
+        "9 who is shown holds on a majority",
+        "With the time after which no majority has it, and the largest number that a node gave it.",
+        (
+            Proof(
+                Line(_shares, "agreed", "len(theirs) >= majority", "theirs"),
+                f"{_SHARED_NODES}holder_on_a_minority_is_not_shown",
+            ),
+            Proof(
+                Line(_shares, "_agreed", "lefts[majority - 1]", "lefts[0]"),
+                f"{_SHARED_NODES}holder_is_shown_with_the_time_after_which_no_majority_has_it",
+            ),
+            Proof(
+                Line(_shares, "_agreed", "max(theirs, key=", "min(theirs, key="),
+                f"{_SHARED_NODES}holder_is_shown_with_the_largest_number_that_a_node_gave_it",
+            ),
+            Proof(
+                Line(_shares, "_agreed", "any(holding", "all(holding"),
+                f"{_SHARED_NODES}writer_is_shown_as_reading_where_one_node_knows_of_it",
+            ),
+            Proof(
+                Line(QuorumStore, "_inspect_shared", "not round_.tally.has_answers", "False"),
+                f"{_READ}readers_and_writers_on_a_quorum_exclude_each_other[True]",
+            ),
+        ),
+    ),
+    Rule(
+        "9 a holder gone from a node",
+        "What is left of a holder's grant on a node that has lost it goes too.",
+        (
+            _shared_compared("redis.call('ZREM', KEYS[3], ARGV[1], '+' .. ARGV[1])"),
+            _shared_compared("or not granted then"),
+        ),
+    ),
+)
+
 RULES: Final = (
     *_SCRIPTS,
     *_WAITING,
@@ -2027,6 +2591,7 @@ RULES: Final = (
     *_QUORUM,
     *_FENCING,
     *_MORE_THAN_A_MUTEX,
+    *_SEVERAL_HOLDERS,
 )
 PROOFS: Final = [proof for rule in RULES for proof in rule.proofs if isinstance(proof, Proof)]
 

@@ -80,6 +80,7 @@ async def test_case_099_task_that_would_wait_for_itself_is_told_so_by_every_kind
         ("writer", "reader", r"lease\.downgrade\(\)"),
         ("reader", "reader", "a writer waits between"),
     ],
+    ids=["upgrade", "writer that reads", "writer between"],
 )
 async def test_case_099_reader_or_writer_that_would_wait_for_its_task_is_told_so(
     locks: LockClient, redis: Redis, held: str, asked: str, told: str

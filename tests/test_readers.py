@@ -337,6 +337,20 @@ async def test_reader_that_reads_again_behind_a_waiting_writer_is_refused(
     assert await leftovers(redis) == []
 
 
+async def test_task_that_reads_one_name_may_wait_to_write_another(
+    redis: Redis, make_client: MakeClient
+) -> None:
+    """It holds nothing that it waits for."""
+    ours, others = make_client(), make_client()
+    held = await others.reader("x").acquire()
+    async with ours.reader("y"):
+        waiter = ours.writer("x").acquire(wait_timeout=20)
+        asyncio.get_running_loop().call_later(0.1, asyncio.ensure_future, held.release())
+        async with waiter:
+            pass
+    assert await leftovers(redis) == []
+
+
 # Crashes, expiry, breaking.
 
 
@@ -350,6 +364,16 @@ async def test_crashed_reader_frees_only_itself(hand: SharedByHand, locks: LockC
     await lease.extend()
     await lease.release()
     await (await writing).release()
+
+
+async def test_holder_whose_time_is_over_is_not_shown(
+    hand: SharedByHand, locks: LockClient
+) -> None:
+    """Though nobody has cleared it away yet."""
+    await hand.enter(R1, R2)
+    await hand.let_end(R1)
+    told = await locks.reader("x").inspect()
+    assert [holder.holder for holder in told.holders] == [R2.rpartition(":")[0]]
 
 
 async def _are(hand: SharedByHand, tokens: list[str]) -> bool:
@@ -401,6 +425,18 @@ async def test_reader_deleted_behind_its_back_is_lost(redis: Redis, locks: LockC
             async with locks.reader("x", ttl=0.5):
                 await redis.delete(key)
                 await asyncio.sleep(5)
+        assert error.value.reason is LostReason.DELETED
+
+
+async def test_reader_that_is_gone_beside_another_was_deleted_and_not_robbed(
+    redis: Redis, make_client: MakeClient
+) -> None:
+    """It learns it when it leaves: others who hold are no thieves."""
+    ours, others = make_client(), make_client()
+    async with others.reader("x"):
+        with pytest.raises(LeaseLostError) as error:
+            async with ours.reader("x") as lease:
+                await redis.zrem(KEY, lease.owner_token)
         assert error.value.reason is LostReason.DELETED
 
 
@@ -615,7 +651,7 @@ async def test_waiter_of_another_kind_on_a_free_name_is_not_overtaken(
     assert await hand.holders() == []
 
 
-@pytest.mark.parametrize("token", [R1, W1, f"{ONE}:4s2"])
+@pytest.mark.parametrize("token", [R1, W1, f"{ONE}:4s2"], ids=["reader", "writer", "permit"])
 async def test_lock_on_a_free_name_for_which_a_sharer_waits_is_refused(
     hand: SharedByHand, locks: LockClient, token: str
 ) -> None:
@@ -712,6 +748,18 @@ async def check_release_removes_one(hand: SharedByHand) -> None:
     assert await hand.release(R2) == (True, [])
     assert await hand.holders() == [R3]
     assert list((await hand.state()).grants) == [R3]
+
+
+async def check_evicted_lock_leaves_no_grant(hand: SharedByHand) -> None:
+    """By the next poll, and by the next release."""
+    await hand.enter(R1)
+    await hand.redis.delete(hand.keys.lock)
+    await hand.enter(R2)
+    assert list((await hand.state()).grants) == [R2]
+    await hand.queue(W1)
+    await hand.redis.delete(hand.keys.lock)
+    await hand.release(R1)
+    assert list((await hand.state()).grants) == [W1]
 
 
 async def check_places_are_by_arrival(hand: SharedByHand) -> None:
@@ -868,6 +916,10 @@ CHECKS = {
             "~= 'r' then\n  redis.call('ZREM', KEYS[1], token)",
             "~= 'r' then\n  redis.call('DEL', KEYS[1])",
         ),
+    ],
+    check_evicted_lock_leaves_no_grant: [
+        Mutant(script, "redis.call('DEL', KEYS[5])  -- What", "-- What")
+        for script in ("share_acquire", "share_release")
     ],
     check_places_are_by_arrival: [
         Mutant("share_acquire", "math.max(highest + 1, now_us)", "now_us"),
@@ -1053,6 +1105,8 @@ async def test_options_of_reader_and_writer_are_those_of_a_lock(
             ({"on_lost": "ignore"}, ValueError),
             ({"max_hold": 1}, ValueError),
             ({"permits": 3}, TypeError),
+            ({"reentrant": True}, TypeError),
+            ({"hold_at_least": 1}, TypeError),
         ):
             with pytest.raises(error):
                 make("x", **bad)
