@@ -2096,7 +2096,7 @@ _SEVERAL_HOLDERS: Final = (
             Proof(
                 Mutant("share_acquire", "if let_in() and not own_text and", "let_in() if"),
                 f"{_READ}reader_does_not_overtake_a_waiting_writer_nor_a_writer_readers",
-                "TimeoutError",
+                "LockTimeout",
             ),
         ),
     ),
@@ -2418,12 +2418,11 @@ _SEVERAL_HOLDERS: Final = (
             Proof(
                 Line(Session, "_refusal", "if tail:", "if False:"),
                 f"{_OF_KINDS}099_reader_or_writer_that_would_wait_for_its_task_is_told_so[upgrade]",
-                "TimeoutError",
             ),
             Proof(
                 Line(_self_wait, "check_leaves_room", "lease.body_task is task and ", ""),
-                f"{_READ}reader_that_reads_again_behind_a_waiting_writer_is_refused",
-                "TimeoutError",
+                f"{_READ}writer_that_waits_for_a_reader_in_another_task_is_not_refused",
+                "RuntimeError",
             ),
             Proof(
                 Line(
@@ -2552,6 +2551,7 @@ _SEVERAL_HOLDERS: Final = (
             Proof(
                 Line(_shares, "agreed", "len(theirs) >= majority", "theirs"),
                 f"{_SHARED_NODES}holder_on_a_minority_is_not_shown",
+                "IndexError",
             ),
             Proof(
                 Line(_shares, "_agreed", "lefts[majority - 1]", "lefts[0]"),

@@ -138,21 +138,22 @@ async def test_reader_does_not_overtake_a_waiting_writer_nor_a_writer_readers(
     order: list[str] = []
     stop = asyncio.Event()
 
-    async def read_again_and_again(locks: LockClient) -> None:
+    async def read_again_and_again(locks: LockClient, stay_s: float) -> None:
         while not stop.is_set():
             async with locks.reader("x").acquire(wait_timeout=20):
                 order.append("r")
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(stay_s)
 
     async def write_again_and_again(locks: LockClient) -> None:
         for _ in range(20):
-            async with locks.writer("x").acquire(wait_timeout=20):
+            async with locks.writer("x").acquire(wait_timeout=8):
                 order.append("w")
         stop.set()
 
     async with asyncio.TaskGroup() as group:
-        for locks in (ours, others) * 4:
-            group.create_task(read_again_and_again(locks))
+        for number in range(8):  # Of different lengths: some are inside whenever one leaves.
+            locks = (ours, others)[number % 2]
+            group.create_task(read_again_and_again(locks, 0.003 + 0.002 * number))
         await until(lambda: len(order) > 20)
         group.create_task(write_again_and_again(others))
         group.create_task(write_again_and_again(ours))
@@ -218,7 +219,7 @@ async def test_writer_that_downgrades_lets_in_the_readers_at_the_head(
             ours.reader("x").acquire(),
             others.writer("x").acquire(),
         )
-        await until(lambda: hears(others))
+        await until(lambda: hears(ours) and hears(others))
         downgraded_at = time.monotonic()
         await lease.downgrade()
         await lease.downgrade()
@@ -349,6 +350,24 @@ async def test_task_that_reads_one_name_may_wait_to_write_another(
         async with waiter:
             pass
     assert await leftovers(redis) == []
+
+
+async def test_writer_that_waits_for_a_reader_in_another_task_is_not_refused(
+    locks: LockClient,
+) -> None:
+    """Of the same client; it gets in when the other has left."""
+    is_inside, may_leave = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        async with locks.reader("x"):
+            is_inside.set()
+            await may_leave.wait()
+
+    reading = asyncio.create_task(read())
+    await is_inside.wait()
+    asyncio.get_running_loop().call_later(0.1, may_leave.set)
+    async with locks.writer("x").acquire(wait_timeout=20):
+        await reading
 
 
 # Crashes, expiry, breaking.
