@@ -1899,23 +1899,23 @@ _MORE_THAN_A_MUTEX: Final = (
         "A task that would wait for itself for ever is told so, and only such a task.",
         (
             Proof(
-                Line(Session, "_refuse_self_wait", "if lease is not None", "if False"),
+                Line(Session, "_refuse_wait_for_own_lock", "if lease is not None", "if False"),
                 "tests/test_cases.py::"
                 "test_case_099_task_that_would_wait_for_itself_for_ever_is_told_so[same object]",
                 "TimeoutError",
             ),
             Proof(
-                Line(Session, "_refuse_self_wait", "lease.is_endless and ", ""),
+                Line(Session, "_refuse_wait_for_own_lock", "lease.is_endless and ", ""),
                 f"{_REENTRANT}wait_for_oneself_that_ends_with_the_lease_is_granted[outer1]",
                 "RuntimeError",
             ),
             Proof(
-                Line(Session, "_refuse_self_wait", "is running_task()", "is not None"),
+                Line(Session, "_refuse_wait_for_own_lock", "is running_task()", "is not None"),
                 f"{_REENTRANT}task_that_waits_for_another_task_is_not_refused",
                 "RuntimeError",
             ),
             Proof(
-                Line(Wait, "_poll", "self._ends_at == math.inf", "True"),
+                Line(Session, "_refusal", " if is_endless else _go_on", ""),
                 f"{_REENTRANT}wait_for_oneself_that_has_an_end_is_an_ordinary_timeout[finite]",
                 "RuntimeError",
             ),
@@ -2091,10 +2091,10 @@ _SEVERAL_HOLDERS: Final = (
         (
             *_shared(
                 "only_the_head_enters",
-                ("share_acquire", "if let_in() and not own_text and", "let_in() if"),
+                ("share_acquire", "if is_empty and not own_text and", "if"),
             ),
             Proof(
-                Mutant("share_acquire", "if let_in() and not own_text and", "let_in() if"),
+                Mutant("share_acquire", "if is_empty and not own_text and", "if"),
                 f"{_READ}reader_does_not_overtake_a_waiting_writer_nor_a_writer_readers",
                 "LockTimeout",
             ),
@@ -2154,7 +2154,7 @@ _SEVERAL_HOLDERS: Final = (
             ),
             *_shared(
                 "waiter_that_polls_lives",
-                ("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nif", "end\nif"),
+                ("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nloc", "end\nloc"),
             ),
         ),
     ),
@@ -2383,13 +2383,15 @@ _SEVERAL_HOLDERS: Final = (
         "Who asks for a name that is held or waited for in another way is refused.",
         (
             Proof(
-                Mutant("share_acquire", "most == 0 or (first and", "(first and"),
+                Mutant("share_acquire", "if most == 0 then", "if false then"),
                 f"{_READ}name_of_another_kind_is_refused_and_left_as_it_is",
                 "LockTimeout",
             ),
             Proof(
                 Mutant(
-                    "share_acquire", "most == 0 or (first and limit_of(first) == 0)", "most == 0"
+                    "share_acquire",
+                    "if first and not own_text and limit_of(first) == 0",
+                    "if false",
                 ),
                 f"{_READ}waiter_of_another_kind_on_a_free_name_is_not_overtaken",
                 "LockTimeout",
@@ -2420,7 +2422,12 @@ _SEVERAL_HOLDERS: Final = (
                 f"{_OF_KINDS}099_reader_or_writer_that_would_wait_for_its_task_is_told_so[upgrade]",
             ),
             Proof(
-                Line(_self_wait, "check_leaves_room", "lease.body_task is task and ", ""),
+                Line(
+                    _self_wait,
+                    "_lasts_while_it_waits",
+                    "lease.body_task is task is not None and",
+                    "",
+                ),
                 f"{_READ}writer_that_waits_for_a_reader_in_another_task_is_not_refused",
                 "RuntimeError",
             ),
@@ -2428,7 +2435,7 @@ _SEVERAL_HOLDERS: Final = (
                 Line(
                     _self_wait,
                     "check_leaves_room",
-                    " and lease.lock_key == acquisition.keys.lock",
+                    "lease.lock_key == key and ",
                     "",
                 ),
                 f"{_READ}task_that_reads_one_name_may_wait_to_write_another",
@@ -2438,7 +2445,7 @@ _SEVERAL_HOLDERS: Final = (
                 Line(
                     _self_wait,
                     "check_leaves_room",
-                    " or len(own) < _names.limit_of(acquisition.token)",
+                    " or len(own) < min(map(_names.limit_of, tokens))",
                     "",
                 ),
                 f"{_PERMIT}task_with_every_permit_that_asks_for_one_more_is_refused",
@@ -2529,7 +2536,7 @@ _SEVERAL_HOLDERS: Final = (
         "Readers enter when a node of each majority knows that the writer only reads.",
         (
             Proof(
-                Line(QuorumStore, "downgrade", "ballot.reads = True", "pass"),
+                Line(QuorumStore, "downgrade", "part.acquisition.reads_only = True", "pass"),
                 f"{_SHARED_NODES}writer_that_reads_is_healed_as_a_reader",
                 "TimeoutError",
             ),
@@ -2539,7 +2546,12 @@ _SEVERAL_HOLDERS: Final = (
                 "TimeoutError",
             ),
             Proof(
-                Line(QuorumStore, "downgrade", "await self._confirm(ballot, 0, within)", "0.0"),
+                Line(
+                    QuorumStore,
+                    "downgrade",
+                    "await _insist(partial(self._confirm, ballot, 0), within)",
+                    "0.0",
+                ),
                 f"{_SHARED_NODES}downgrade_without_a_majority_raises_and_can_be_repeated",
             ),
         ),

@@ -945,7 +945,7 @@ CHECKS = {
         Mutant("share_acquire", "  if not place then\n", "  if true then\n"),
     ],
     check_waiter_that_polls_lives: [
-        Mutant("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nif", "end\nif"),
+        Mutant("share_acquire", "  set_liveness(token, now_ms + alive_ms)\nend\nloc", "end\nloc"),
     ],
     check_downgrade_of_no_holder_makes_none: [
         Mutant("share_release", "granted and was_ours == 1 and", "was_ours == 1 and"),
