@@ -2094,7 +2094,7 @@ _SEVERAL_HOLDERS: Final = (
                 ("share_acquire", "if is_empty and not own_text and", "if"),
             ),
             Proof(
-                Mutant("share_acquire", "if is_empty and not own_text and", "if"),
+                Mutant("share_acquire", "if is_empty and not own_text and", "if not own_text and"),
                 f"{_READ}reader_does_not_overtake_a_waiting_writer_nor_a_writer_readers",
                 "LockTimeout",
             ),
@@ -2312,7 +2312,7 @@ _SEVERAL_HOLDERS: Final = (
                 ("share_release", "was_ours == 1 and tonumber(end_ms) > now_ms", "was_ours == 1"),
             ),
             Proof(
-                Line(Lease, "downgrade", "if not is_ours:", "if False:"),
+                Line(Lease, "downgrade", "if not_ours is not None:", "if False:"),
                 f"{_READ}downgrade_of_a_lease_that_is_gone_raises_its_loss",
             ),
             Proof(
