@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -15,16 +16,16 @@ import pytest
 from redis.asyncio import Redis
 
 from aiodlock import LeaseLostError, LockClient
-from aiodlock.cli import main
-from aiodlock.cli._child import Child
+from aiodlock.cli import _child, main
 from aiodlock.cli._connecting import shown
 from aiodlock.cli._run_course import _end_in_time
+from aiodlock.cli._signals import Inbox
 from aiodlock.testing import LockServer
 from tests.holders import script_digest
 from tests.keys import leftovers, ttls
 from tests.proxy import ChaosProxy
 from tests.quorums import Nodes
-from tests.runs import FAMILY, STUBBORN, Run, is_alive, run, state_of
+from tests.runs import FAMILY, LIMIT_S, STUBBORN, Run, is_alive, run, state_of
 from tests.until import until
 
 KEY = "aiodlock:{n}"
@@ -221,15 +222,16 @@ async def test_run_waits_for_its_turn_and_begins_with_the_whole_ttl(
     server: LockServer, locks: LockClient, redis: Redis
 ) -> None:
     """A hand-off alone would leave it 6 s."""
-    async with locks.lock("n"):
-        waiting = Run(server.url, "-v", "-w", "30", "n", "--", *FAMILY)
-        await waiting.__aenter__()
-        await until(lambda: _waiters(locks))
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        async with locks.lock("n"):
+            command = (server.url, "-w", "60", "n", "--", *FAMILY)
+            waiting = await stack.enter_async_context(Run(*command))
+            await until(lambda: redis.pubsub_channels("aiodlock:inbox:*"), limit_s=10)
+            # A poll that was answered since then is what a hand-off is trusted by.
+            await _polled(redis)
+            await _polled(redis)
         await waiting.began()
         assert await redis.pttl(KEY) > 20_000
-    finally:
-        await waiting.__aexit__()
 
 
 @pytest.mark.parametrize("name", ["HUP", "INT", "TERM", "USR1"])
@@ -375,6 +377,18 @@ async def test_killed_run_takes_a_command_along_that_left_its_group(server: Lock
         await running.family_gone()
 
 
+async def test_command_dies_with_whatever_fails_in_us() -> None:
+    """Before the error goes on, and with it the lock."""
+    with Inbox() as inbox:
+        with pytest.raises(ZeroDivisionError):
+            async with (
+                asyncio.timeout(LIMIT_S),
+                _child.running(STUBBORN, os.environ, inbox, lambda: True) as child,
+            ):
+                raise ZeroDivisionError
+        assert child.ended.result() == 137
+
+
 async def test_run_leaves_no_guard_behind(server: LockServer) -> None:
     """It ends with the command; and with us, if we are killed."""
     async with Run(server.url, "n", "--", *FAMILY) as running:
@@ -488,7 +502,7 @@ async def test_command_that_was_told_in_time_is_killed_if_another_has_the_lock(
     lease = await locks.lock("n", ttl=60).acquire()
     child = ChildByHand()
     lost = asyncio.create_task(lease.wait_lost())
-    ending = asyncio.create_task(_end_in_time(cast(Child, child), lease, lost, 20))
+    ending = asyncio.create_task(_end_in_time(cast(_child.Child, child), lease, lost, 20))
     await until(lambda: child.heard == ["end"])
     await redis.set(KEY, "another")
     with pytest.raises(LeaseLostError):
@@ -708,6 +722,16 @@ def _code_of_main(*argv: str) -> object:
 
 async def _waiters(locks: LockClient) -> int:
     return (await locks.lock("n").inspect()).waiters
+
+
+async def _polled(redis: Redis) -> None:
+    """Once the only waiter has said anew that it is alive."""
+    alive = await redis.zrange("aiodlock:{n}:alive", 0, -1, withscores=True)
+
+    async def has_polled() -> bool:
+        return bool(alive != await redis.zrange("aiodlock:{n}:alive", 0, -1, withscores=True))
+
+    await until(has_polled, limit_s=10)
 
 
 async def _extended(redis: Redis) -> float:

@@ -150,6 +150,25 @@ async def test_ctrl_z_stops_the_job_and_fg_lets_it_go_on(server: LockServer) -> 
         await screen.shows("got:word")
 
 
+async def test_command_has_the_terminal_again_after_fg(server: LockServer) -> None:
+    """Before it goes on: one that ignores SIGTTIN would be told that it cannot read."""
+    python = (
+        "import signal, sys; signal.signal(signal.SIGTTIN, signal.SIG_IGN)\n"
+        "print('rea' + 'dy', flush=True); print('got:' + sys.stdin.readline(), flush=True)"
+    )
+    async with Screen(server.url, "sh", "-i") as screen:
+        await screen.shows("prompt>")
+        command = shlex.join([*RUN, "n", "--", "python3", "-S", "-c", python])
+        screen.type(command.replace("\n", "; ").encode() + b"\n")
+        await screen.shows("ready")
+        screen.type(CTRL_Z)
+        await screen.shows("Stopped")
+        await screen.shows("prompt>")
+        screen.type(b"fg\n")
+        screen.type(b"word\n")
+        await screen.shows("got:word")
+
+
 async def test_job_in_the_background_that_reads_is_stopped_as_any(server: LockServer) -> None:
     """Until it is brought to the front."""
     async with Screen(server.url, "sh", "-i") as screen:
