@@ -332,8 +332,18 @@ async def test_signal_that_was_ignored_from_the_start_stays_so(server: LockServe
 
 async def test_stop_and_continue_reach_the_command(server: LockServer) -> None:
     """SIGTSTP stops it where nobody could make it go on: so it goes on at once, by SIGCONT."""
-    shell = "trap 'echo went on; exit 6' CONT; echo $$; while :; do sleep 0.01; done"
-    async with Run(server.url, "n", "--", "sh", "-c", shell) as running:
+    # No shell, which is not stopped while it starts a process.
+    python = """
+import os, signal, sys
+def go_on(*_):
+    print("went on")
+    sys.exit(6)
+signal.signal(signal.SIGCONT, go_on)
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+    async with Run(server.url, "n", "--", "python3", "-S", "-c", python) as running:
         await running.began()
         running.process.send_signal(signal.SIGTSTP)
         assert (await running.ended())[:2] == (6, "went on\n")
