@@ -2405,8 +2405,8 @@ _SEVERAL_HOLDERS: Final = (
             Proof(
                 Mutant(
                     "release",
-                    "if not head or string.match(head, ':",
-                    "if not head or false and (':",
+                    "until_ms > now_ms and string.match(head",
+                    "false and string.match(head",
                 ),
                 f"{_READ}lock_on_a_free_name_for_which_a_sharer_waits_is_refused[writer]",
                 "ResponseError",

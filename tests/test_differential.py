@@ -985,7 +985,7 @@ MUTANTS: Final = [
     ),
     (
         "a release hands a lock to a sharer",
-        Mutant("release", "if until_ms > now_ms and string.match(head", "if false and (head"),
+        Mutant("release", "until_ms > now_ms and string.match(head", "false and string.match(head"),
     ),
     ("no last token is none", Mutant("acquire", "last > 0 and last or now_us", "last")),
     ("one dead less is passed over", Mutant("acquire", "n == 1000 then", "n == 999 then")),
