@@ -1,6 +1,6 @@
-"""The contract of Lock and Lease, kept by a writer and by a semaphore of one permit.
+"""The contract of Lock and Lease, kept by readers, by a writer, by a semaphore of one permit.
 
-Each of the two lets one in at a time, as a lock does: so every rule of a lock is theirs, too.
+Each lets one in at a time where another kind would be second: so every rule of a lock is theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from tests.worlds import (
     standing_servers,
 )
 
+READER: Final = "reader, among writers"
+"""The first client of a rule reads, the others write: they exclude each other as locks do."""
 MAKERS: Final[dict[str, Callable[..., Lock]]] = {
+    READER: LockClient.reader,
     "writer": LockClient.writer,
     "semaphore of one": functools.partial(LockClient.semaphore, permits=1),
 }
@@ -46,6 +49,19 @@ WITHOUT: Final = {
     "a_name_stays_taken_for_as_long_as_was_asked": _NO_OPTION,
     "several_names_are_got_all_or_none": _OF_LOCKS,
     "a_leader_is_seen_and_succeeded": _OF_LOCKS,
+}
+
+_SHARE: Final = "two readers of one client: they share"
+WITHOUT_OF_READERS: Final = {
+    "one_holds_and_others_do_not": _SHARE,
+    "many_tasks_of_many_clients_go_one_by_one": _SHARE,
+    "clients_of_two_prefixes_do_not_meet": _SHARE,
+    "a_closing_client_leaves_the_queue_before_it_releases": _SHARE,
+}
+NOT_ON: Final = {
+    "Sentinel": "one server to what differs here, once the master is known",
+    "quorum of 5": "a quorum of 3 to what differs here: how many, the lock's own rows know",
+    "quorum in memory": "the same, without connections",
 }
 
 
@@ -105,8 +121,13 @@ async def _value(admin: AnyRedis, name: str) -> str | None:
 def of_kind(world: World, make: Callable[..., Lock]) -> SharedWorld:
     """*world*, with clients whose locks are made so."""
 
+    made = 0
+
     async def new(**options: Any) -> LockClient:
-        return OfKind(await world.new(**options), make)  # type: ignore[return-value]
+        nonlocal made
+        made += 1
+        of_this = LockClient.writer if make is LockClient.reader and made > 1 else make
+        return OfKind(await world.new(**options), of_this)  # type: ignore[return-value]
 
     async def new_through(remap: Remap) -> LockClient:
         assert world.new_through is not None
@@ -131,16 +152,18 @@ async def standing(session_server: LockServer) -> AsyncIterator[Standing]:
         yield servers
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("store", "kind", "name"),
     [
         pytest.param(store, kind, name, id=f"{store.name}-{kind}-{name}")
         for store in STORES
-        if store.name in ("one server", "cluster", "memory", "quorum of 3")
+        if store.name not in NOT_ON
         for kind in MAKERS
-        if kind == "writer" or not store.name.startswith("quorum")  # A semaphore is refused there.
+        if kind != "semaphore of one" or not store.name.startswith("quorum")  # Refused there.
         for name in RULES
         if name not in store.without and name not in WITHOUT
+        if kind != READER or name not in WITHOUT_OF_READERS
     ],
 )
 async def test_kind_that_lets_one_in_keeps_the_contract_of_a_lock(
@@ -156,4 +179,5 @@ async def test_kind_that_lets_one_in_keeps_the_contract_of_a_lock(
 
 def test_rules_that_are_left_out_are_rules() -> None:
     """One that was renamed would be left out no more, or for ever."""
-    assert set(RULES) > set(WITHOUT)
+    assert set(RULES) > set(WITHOUT) | set(WITHOUT_OF_READERS)
+    assert {store.name for store in STORES} > set(NOT_ON)
