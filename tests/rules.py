@@ -2096,7 +2096,6 @@ _SEVERAL_HOLDERS: Final = (
             Proof(
                 Mutant("share_acquire", "if is_empty and not own_text and", "if not own_text and"),
                 f"{_READ}reader_does_not_overtake_a_waiting_writer_nor_a_writer_readers",
-                "LockTimeout",
             ),
         ),
     ),
