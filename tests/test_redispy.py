@@ -22,6 +22,7 @@ from redis.asyncio.lock import Lock as RedisPyLock
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 from aiodlock.redispy import Lock as OurLock
+from aiodlock.redispy import _line
 from aiodlock.testing import LockServer
 from tests import topologies
 from tests.topologies import Cluster
@@ -151,6 +152,20 @@ async def test_lock_that_is_held_is_not_got(make: Make) -> None:
     await one.release()
     assert await two.acquire(blocking=False)
     assert await one.acquire(blocking=False) is False
+    await two.release()
+
+
+@pytest.mark.parametrize("left", [0, -0.2, -60])
+async def test_waiter_whose_time_is_over_asks_once(
+    make: Make, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`blocking_timeout=deadline - now`, for a caller who is late: got if it is free, else not."""
+    monkeypatch.setattr(_line, "LAST_ANSWER_S", FAR_S)
+    one, two = make(timeout=10), make(timeout=10, blocking_timeout=left)
+    assert await one.acquire(blocking_timeout=left) is True
+    assert await two.acquire() is False
+    await one.release()
+    assert await two.acquire() is True
     await two.release()
 
 

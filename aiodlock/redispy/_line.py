@@ -127,8 +127,10 @@ class Line:
                 turn.asks = await self._rest(turn, end - _LAST_TRY_S - loop.time())
 
     async def _ask(self, turn: Turn, acquisition: Acquisition, end: float) -> bool:
+        # A request that is made late, or after an end in the past, has its time all the same.
+        answer_by = max(end, asyncio.get_running_loop().time()) + LAST_ANSWER_S
         try:
-            left = await acquisition.ask(answer_by=end + LAST_ANSWER_S)
+            left = await acquisition.ask(answer_by=answer_by)
         except UNANSWERED:
             # What the first has learned the others find out at once, rather than one by one.
             for other in self._turns if turn is self._turns[0] else ():
