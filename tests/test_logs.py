@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from aiodlock import LeaseLostError, LockClient
+from aiodlock.redispy import Lock as DropIn
 from aiodlock.testing import LockServer
 from tests.conftest import MakeClient
 from tests.proxy import ChaosProxy
@@ -104,6 +106,31 @@ async def test_log_of_a_clean_up_that_failed_says_of_which_lock(
         await until(lambda: records)
     assert records[0].message.startswith("giving up 'x' failed: ")
     assert fields(records[0]) == {"lock_name": "x"}
+
+
+@pytest.mark.parametrize(("key", "name"), [("x", "x"), (b"x\xff", r"x\xff"), (7, "7")])
+async def test_log_of_the_drop_in_says_of_which_key(
+    proxy: ChaosProxy, caplog: pytest.LogCaptureFixture, key: Any, name: str
+) -> None:
+    """That it has no timeout; that what is left of a failed request could not be cleared away."""
+    async with Redis.from_url(proxy.url, socket_timeout=0.1) as far:
+        lock = far.lock(key, lock_class=DropIn)
+        proxy.black_hole()
+        with at(caplog, logging.WARNING) as records:
+            with pytest.raises(RedisTimeoutError):
+                await lock.acquire()
+            lock.local.token = b"mine"
+            releasing = asyncio.create_task(lock.release())
+            await asyncio.sleep(0)
+            releasing.cancel()
+            await asyncio.wait([releasing])
+            await until(lambda: len(records) == 3)
+    assert [record.message.partition(": ")[0] for record in records] == [
+        f"the lock {name!r} has no timeout",
+        f"giving up {name!r} failed",
+        f"releasing {name!r} failed",
+    ]
+    assert [fields(record) for record in records] == [{"lock_name": name}] * 3
 
 
 async def test_log_at_debug_has_each_state_of_an_acquisition(

@@ -73,19 +73,19 @@ class Acquisition:
 
         Cancellation: what the server has done is undone, within 1 s, or later in the background.
         """
-        request = _started(self._ask(), "acquire")
+        request, name = _started(self._ask(), "acquire"), named(self._key)
         try:
             await _done(request, by=answer_by)
         except asyncio.CancelledError:
-            await _background.finish(self._undo(request), "giving a lock back")
+            await _background.finish(self._undo(request), "giving up", name)
             raise
         if not request.done():
-            _background.start(self._undo(request), "giving a lock back")
+            _background.start(self._undo(request), "giving up", name)
             raise RedisTimeoutError("no answer before the end of blocking_timeout")
         error = request.exception()
         # A refusal of the claim is an answer: nothing stands there.
         if error is not None and (isinstance(error, UNANSWERED) or self._settles_until):
-            cancelled = await _background.finish(self._undo(request), "giving a lock back")
+            cancelled = await _background.finish(self._undo(request), "giving up", name)
             if cancelled is not None:
                 raise cancelled
         return request.result()
@@ -121,6 +121,11 @@ class Acquisition:
             await ask(self._client, _RELEASE, self._key, self.token)
 
 
+def named(key: Key) -> str:
+    """*key* as the log tells it."""
+    return key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
+
+
 def _claim(token: bytes | None) -> bytes:
     """What nobody else can have in the key; whose it is shows."""
     unique = uuid.uuid4().hex.encode()
@@ -136,7 +141,7 @@ async def released(client: Client, key: Key, token: str | bytes) -> bool:
     try:
         await _done(request)
     except asyncio.CancelledError:
-        await _background.finish(_ended(request), "a release")
+        await _background.finish(_ended(request), "releasing", named(key))
         raise
     reply = request.result()
     # After a lost reply, the copy before this one will have done it.

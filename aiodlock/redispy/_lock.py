@@ -15,7 +15,7 @@ from redis.asyncio.lock import Lock as RedisPyLock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from .._running import running_task
-from ._acquisition import Acquisition, released
+from ._acquisition import Acquisition, named, released
 from ._line import Line
 from ._requests import Client, Script, ask
 from ._tokens import OneToken, Owner, TaskTokens
@@ -283,8 +283,11 @@ class Lock(RedisPyLock):
         if self.timeout or self.redis in _warned:
             return
         _warned.add(self.redis)
+        name = named(self._key)
         _log.warning(
-            "the lock %r has no timeout: if its holder dies it stays locked for ever", self.name
+            "the lock %r has no timeout: if its holder dies it stays locked for ever",
+            name,
+            extra={"lock_name": name},
         )
 
 
