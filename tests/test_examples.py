@@ -78,6 +78,34 @@ async def test_paused_worker_is_refused_by_postgresql(postgres: Postgres) -> Non
     assert lines[2:] == ["total: 101"]
 
 
+async def test_example_with_a_postgresql_leaves_there_what_it_found(postgres: Postgres) -> None:
+    """A reader's own tables, with whatever names and rows; twice, and only the fence's are new."""
+    url = await postgres.fresh()
+    async with postgres.admin() as admin:
+        for name in ("accounts", "account", "todo"):
+            await admin.execute(f"CREATE TABLE {name} (id BIGINT, owner TEXT)")
+            await admin.execute(f"INSERT INTO {name} VALUES (7, 'a customer')")
+        for _ in range(2):
+            await run("fenced_postgres.py", DATABASE_URL=url)
+        found = await admin.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        tables = {row["tablename"] for row in found}
+        for name in ("accounts", "account", "todo"):
+            assert [tuple(row) for row in await admin.fetch(f"SELECT * FROM {name}")] == [
+                (7, "a customer")
+            ]
+    assert tables == {"accounts", "account", "todo", "aiodlock_fence", "aiodlock_fence_once"}
+
+
+async def test_example_that_finds_a_table_of_its_name_touches_it_not(postgres: Postgres) -> None:
+    """It fails; whose it is nobody knows."""
+    url = await postgres.fresh()
+    async with postgres.admin() as admin:
+        await admin.execute("CREATE TABLE aiodlock_example AS SELECT 7 AS total")
+        with pytest.raises(AssertionError, match="already exists"):
+            await run("fenced_postgres.py", DATABASE_URL=url)
+        assert await admin.fetchval("SELECT total FROM aiodlock_example") == 7
+
+
 async def test_tick_of_three_crontabs_is_worked_on_by_one(server: LockServer) -> None:
     """Also when the last machine comes after the job is done; to be locked out is no failure."""
     lines = await run("cron_job.py", AIODLOCK_URL=server.url)

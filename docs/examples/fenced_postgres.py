@@ -1,6 +1,7 @@
 """A write to PostgreSQL that a worker who was paused cannot do any more.
 
-Run it, with the URL of a PostgreSQL of yours, in which it makes a table `accounts`:
+Run it, with the URL of a PostgreSQL of yours. It makes a table `aiodlock_example` there, which it
+drops at its end, and the fence's own tables, which stay:
 
     pip install 'aiodlock[embedded]' asyncpg
     DATABASE_URL=postgresql://localhost/test python fenced_postgres.py
@@ -30,8 +31,8 @@ async def deposit(
             await pause
         async with pool.acquire() as connection, connection.transaction():
             await fence.claim(connection, lease)  # before the first read
-            total = await connection.fetchval("SELECT total FROM accounts WHERE id = 1")
-            await connection.execute("UPDATE accounts SET total = $1 WHERE id = 1", total + amount)
+            total = await connection.fetchval("SELECT total FROM aiodlock_example")
+            await connection.execute("UPDATE aiodlock_example SET total = $1", total + amount)
 
 
 # From here on: worker A pauses until its lease is over, and worker B has been there.
@@ -57,14 +58,15 @@ async def main() -> None:
         url = os.environ.get("AIODLOCK_URL") or stack.enter_context(lock_server()).url
         locks = await stack.enter_async_context(LockClient.from_url(url))
         pool = await stack.enter_async_context(asyncpg.create_pool(os.environ["DATABASE_URL"]))
-        await pool.execute("DROP TABLE IF EXISTS accounts")
-        await pool.execute("CREATE TABLE accounts (id BIGINT PRIMARY KEY, total BIGINT)")
-        await pool.execute("INSERT INTO accounts VALUES (1, 100)")
+        await pool.execute("CREATE TABLE aiodlock_example (total BIGINT)")
+        # Only now: one of that name that stood there before is somebody's.
+        stack.push_async_callback(pool.execute, "DROP TABLE aiodlock_example")
+        await pool.execute("INSERT INTO aiodlock_example VALUES (100)")
         async with pool.acquire() as connection, connection.transaction():
             await fence.create_tables(connection)
         b_was_there = asyncio.Event()
         await asyncio.gather(worker_a(pool, locks, b_was_there), worker_b(pool, locks, b_was_there))
-        print("total:", await pool.fetchval("SELECT total FROM accounts"))
+        print("total:", await pool.fetchval("SELECT total FROM aiodlock_example"))
 
 
 if __name__ == "__main__":
