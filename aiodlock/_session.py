@@ -129,16 +129,21 @@ class Session:
         check_leaves_room(acquisition, self._sharing, running_task())
 
     async def _failed(self, wait: Wait | Tries, terms: Terms, error: BaseException) -> None:
-        """Release what may stand: in the background, or waited for by a cancelled caller."""
+        """Release what may stand: in the background, or waited for by a cancelled caller.
+
+        As by a task that would wait for itself: its refused place must not be in its own way.
+        """
         acquisition = wait.acquisition
         if not wait.may_stand or running_loop() is not self.loop:
             self.store.forget(acquisition.token)
             return
         work, what = self._give_up(acquisition, terms), "giving up"
-        if isinstance(error, asyncio.CancelledError):
-            await self.background.finish(work, what, acquisition.name)
-        else:
+        if not isinstance(error, asyncio.CancelledError | RuntimeError):
             self.background.start(work, what, acquisition.name)
+            return
+        cancelled = await self.background.finish(work, what, acquisition.name)
+        if cancelled is not None and isinstance(error, RuntimeError):
+            raise cancelled
 
     def _lease(
         self,

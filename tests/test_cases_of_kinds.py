@@ -14,8 +14,10 @@ from aiodlock import Lease, LeaseLostError, LockClient, LockTimeout
 from aiodlock._all import AllLeases
 from aiodlock._election import Term
 from aiodlock.fencing import RedisFence, StaleFenceError
+from tests import wire
 from tests.conftest import MakeClient
 from tests.keys import leftovers
+from tests.proxy import ChaosProxy
 from tests.until import until
 
 Open: TypeAlias = Callable[[LockClient], AbstractAsyncContextManager[Any]]
@@ -70,6 +72,48 @@ async def test_case_099_task_that_would_wait_for_itself_is_told_so_by_every_kind
             async with asyncio.timeout(HANGS_S), first if is_same else KINDS[kind](locks):
                 pytest.fail("entered")
         lease_of(entered).check()
+    await until(lambda: is_free(redis))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_task_that_was_told_so_has_left_the_queue(
+    proxy: ChaosProxy, make_client: MakeClient, redis: Redis, kind: str
+) -> None:
+    """By then: nobody waits any more."""
+    locks = make_client(proxy.url)
+    async with KINDS[kind](locks):
+        for script in ("release", "share_release"):
+            proxy.delay_requests(0.1, wire.sha(script))
+        with pytest.raises(RuntimeError, match=REFUSED[kind]):
+            await KINDS[kind](locks).__aenter__()
+        assert [key async for key in redis.scan_iter("*:queue")] == []
+
+
+async def test_reader_that_could_not_become_the_writer_reads_on(locks: LockClient) -> None:
+    """It is not told that a writer waits, when that is the one that it would have been."""
+    async with locks.reader("n"):
+        with pytest.raises(RuntimeError, match="a reader cannot become the writer"):
+            await locks.writer("n").acquire()
+        async with locks.reader("n"):
+            pass
+
+
+async def test_task_that_is_cancelled_while_it_leaves_the_queue_is_cancelled(
+    proxy: ChaosProxy, make_client: MakeClient, redis: Redis
+) -> None:
+    """What it was about to be told does not take the place of the cancel."""
+    locks = make_client(proxy.url)
+
+    async def upgrade() -> None:
+        async with locks.reader("n"):
+            await locks.writer("n").acquire()
+
+    late = proxy.delay_requests(0.3, wire.sha("share_release"))
+    upgrading = asyncio.create_task(upgrade())
+    await late.used.wait()
+    upgrading.cancel()
+    await asyncio.wait([upgrading])
+    assert upgrading.cancelled()
     await until(lambda: is_free(redis))
 
 
