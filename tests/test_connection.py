@@ -616,6 +616,20 @@ async def is_told(locks: LockClient, wait_timeout: float, words: str) -> bool:
     return isinstance(cause, RedisError) and words in str(cause)
 
 
+@pytest.mark.parametrize(("trouble", "words"), TROUBLES)
+async def test_server_that_cannot_now_says_so_to_a_new_client(trouble: Trouble, words: str) -> None:
+    """Also where the wait ends before the new client has given up asking what it may do."""
+
+    async def newcomer_is_told() -> bool:
+        async with LockClient.from_url(server.url, request_timeout=1.0) as locks:
+            return await is_told(locks, 0.25, words)
+
+    with lock_server() as server:
+        async with Redis.from_url(server.url, decode_responses=True) as redis, trouble(redis):
+            # On a loaded machine a wait may end before the server has said anything.
+            await until(newcomer_is_told, limit_s=20)
+
+
 async def test_server_that_loads_is_ridden_out(tmp_path: Path) -> None:
     """LOADING: it is up, and reads its snapshot for some time."""
     slow = ("--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024")

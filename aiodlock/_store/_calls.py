@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -56,12 +57,26 @@ class Caller:
         self._loop = asyncio.get_running_loop()
         self._allowed: set[str] = set()
         self._probes: dict[str, asyncio.Task[object]] = {}
+        self._heard: dict[str, NoAnswer] = {}  # By node: what its last probe met, last of all.
         # One borrowed connection at a time: the pool may have room for no more.
         self._borrowing = asyncio.Lock()
         self._borrowers = 0
 
-    async def reply(self, call: Call, within: float, *, insists: bool = False) -> Any:
+    async def reply(
+        self,
+        call: Call,
+        within: float,
+        *,
+        insists: bool = False,
+        on_trouble: Callable[[NoAnswer], object] | None = None,
+    ) -> Any:
         """What the script returned, from one try; from as many as there is time for, if it insists.
+
+        Args:
+            call: What is asked.
+            within: Seconds.
+            insists: Whether it tries again after a NoAnswer.
+            on_trouble: Is then told of it.
 
         Raises:
             NoAnswer, NotAllowedError, NameTakenError: As a store does.
@@ -79,9 +94,11 @@ class Caller:
                 if isinstance(reply, Exception):
                     return await self._troubled(call, reply, end)
                 return reply
-            except NoAnswer:
+            except NoAnswer as error:
                 if not insists or self._loop.time() + _PAUSE_S >= end:
                     raise
+                if on_trouble is not None:
+                    on_trouble(error)
             await asyncio.sleep(_PAUSE_S)
 
     def begin(self, call: Call, within: float) -> asyncio.Future[Any] | None:
@@ -124,12 +141,14 @@ class Caller:
         probe = self._probes.get(node)
         if probe is None:
             about = SimpleCall(_PROBE, call.name, [f"{call.key}:probe"], self._channel)
-            probe = self._background.start(self._rights(about), "asking what we may do")
+            self._heard[node] = NoAnswer("no reply in time")
+            probe = self._background.start(self._rights(about, node), "asking what we may do")
             self._probes[node] = probe
             probe.add_done_callback(lambda _: self._probes.pop(node, None))
         await asyncio.wait((probe,), timeout=end - self._loop.time())
         if not probe.done() or probe.cancelled():
-            raise NoAnswer("no reply in time")
+            # It goes on for longer than some of those who wait for it.
+            raise anew(self._heard[node], call.name)
         problem = probe.result()
         if isinstance(problem, LockError | NoAnswer):
             raise anew(problem, call.name)
@@ -137,10 +156,15 @@ class Caller:
             raise problem
         self._allowed.add(node)
 
-    async def _rights(self, about: Call) -> Exception | None:
+    async def _rights(self, about: Call, node: str) -> Exception | None:
         """Why we may not do what locks need, for all who wait for it."""
         try:
-            (refusal,) = await self.reply(about, self._request_timeout, insists=not self._asks_once)
+            (refusal,) = await self.reply(
+                about,
+                self._request_timeout,
+                insists=not self._asks_once,
+                on_trouble=functools.partial(self._heard.__setitem__, node),
+            )
         except Exception as error:  # Also what a user's credentials raise: not a permission.
             return error
         if refusal:
