@@ -34,7 +34,7 @@ class Audience:
         self._failed: set[str] = set()  # Methods; bound: as many as an observer has.
 
     def begin(self, name: str, tail: str, holder: str) -> Observed | None:
-        """An acquisition, told to whoever listens; None where nobody does, which costs nothing.
+        """An acquisition, told to whoever listens; None where nobody does: no event is made.
 
         Args:
             name: What is locked.

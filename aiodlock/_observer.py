@@ -72,9 +72,10 @@ class Observer:
     lease again is no acquisition; `LockClient.all` makes one for each name.
 
     They are called in the event loop, so they must not block. `waiting`, `acquired` and
-    `not_acquired` run in the task that acquires, with its context variables. What they raise
-    changes nothing for the lock; it is logged, once for each method and client. Nothing is told
-    once the loop has ended, or in a forked child.
+    `not_acquired` run in the task that acquires, with its context variables; the others in any
+    task, also in that which extends all leases: they must not cancel it. What they raise changes
+    nothing for the lock; it is logged, once for each method and client. Nothing is told once the
+    loop has ended, or in a forked child.
     """
 
     def waiting(self, event: LockEvent) -> None:
