@@ -1,4 +1,4 @@
-"""Two workers on one list of rows: one is killed at work, the other goes on, nothing is done twice.
+"""Two workers on one list of rows: one is killed at work, the other goes on, none is written twice.
 
 Run it:
 
