@@ -408,9 +408,12 @@ async def test_hundred_waiting_tasks_ask_once_for_all(
         await asyncio.sleep(5 * sleep)
         asked = await calls(redis, "set", "evalsha", "eval") - before
         seconds = time.monotonic() - began
-        for task in waiting:
-            task.cancel()
-        await asyncio.wait(waiting)
+        left = set(waiting)
+        async with asyncio.timeout(FAR_S):
+            while left:  # redis-py swallows a cancel now and then, on Python 3.11.
+                for task in left:
+                    task.cancel()
+                _, left = await asyncio.wait(left, timeout=0.1)
     print(f"\n{lock_class.__module__}: {asked} requests of 100 waiters in {seconds:.2f} s")
     # The scripts' own SET counts too; a first EVALSHA may be followed by an EVAL.
     at_most = 2 * (2 + seconds / (0.9 * sleep))
