@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 
 from aiodlock import LeaseLostError, LockClient, LostReason, NameTakenError, _names
 from aiodlock._clock import TTL_MAX_S
+from aiodlock._store import _wire
 from aiodlock.testing import LockServer
 from tests.by_hand import A, B, ByHand, C, D, client_id
 from tests.conftest import MakeClient
@@ -37,6 +38,15 @@ def name(redis: Redis) -> ByHand:
 def is_about(ms: float, expected_ms: float) -> bool:
     """Whether *ms*, which only shrinks, was *expected_ms* a moment ago."""
     return expected_ms - SLACK_MS < ms <= expected_ms
+
+
+def test_scripts_of_shares_have_word_for_word_the_same_middle() -> None:
+    """Between two rules: who may enter, which an acquisition and a release must see alike."""
+    parts = [
+        _wire.Script(name).text.split("\n-- ---") for name in ("share_acquire", "share_release")
+    ]
+    assert [len(part) for part in parts] == [3, 3]
+    assert parts[0][1] == parts[1][1]
 
 
 # No script ever shortens the life of the lock's key.
