@@ -12,6 +12,7 @@ It starts a lock server; AIODLOCK_URL takes yours.
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Awaitable
 
 import asyncpg
@@ -53,11 +54,11 @@ async def worker_b(pool: asyncpg.Pool, locks: LockClient, b_was_there: asyncio.E
     b_was_there.set()
 
 
-async def main() -> None:
+async def main(database_url: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
         url = os.environ.get("AIODLOCK_URL") or stack.enter_context(lock_server()).url
         locks = await stack.enter_async_context(LockClient.from_url(url))
-        pool = await stack.enter_async_context(asyncpg.create_pool(os.environ["DATABASE_URL"]))
+        pool = await stack.enter_async_context(asyncpg.create_pool(database_url))
         await pool.execute("CREATE TABLE aiodlock_example (total BIGINT)")
         # Only now: one of that name that stood there before is somebody's.
         stack.push_async_callback(pool.execute, "DROP TABLE aiodlock_example")
@@ -70,4 +71,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if "DATABASE_URL" not in os.environ:
+        sys.exit("DATABASE_URL: a PostgreSQL of yours")
+    asyncio.run(main(os.environ["DATABASE_URL"]))
