@@ -135,11 +135,18 @@ class Lock(RedisPyLock):
         return self._acquire(owner, blocking, blocking_timeout, token)
 
     async def do_acquire(self, token: str | bytes) -> bool:
-        """Ask once, with *token*; two script calls. `local.token` stays as it is."""
+        """Ask once, with *token*; two script calls. `local.token` stays as it is.
+
+        Errors and cancellation as in `acquire`.
+        """
         return await self._acquisition(token).ask() is None
 
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether the token of the calling task stands in the key; one `GET`."""
+        """Whether the token of the calling task stands in the key; one `GET`.
+
+        Raises:
+            redis.RedisError, OSError: The server did not answer, or refused.
+        """
         return self._owned(self.local.token)
 
     def release(self) -> Coroutine[Any, Any, None]:
@@ -156,7 +163,10 @@ class Lock(RedisPyLock):
         return self._release(self.local.token)
 
     async def do_release(self, expected_token: str | bytes) -> None:
-        """Delete the key if *expected_token* stands there; one script call."""
+        """Delete the key if *expected_token* stands there; one script call.
+
+        Errors and cancellation as in `release`.
+        """
         if not await released(self.redis, self._key, expected_token):
             raise LockNotOwnedError("Cannot release a lock that's no longer owned")
 
@@ -176,13 +186,26 @@ class Lock(RedisPyLock):
         return self._extend(self._held_token("extend"), additional_time, replace_ttl)
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+        """Extend without a look at what the calling task has; one script call.
+
+        Errors of the server, and cancellation, as in `extend`.
+        """
         return await self._extend(self.local.token, additional_time, replace_ttl)
 
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
-        """Let the key live `timeout` seconds from now; one script call. Errors as in `extend`."""
+        """Let the key live `timeout` seconds from now; one script call.
+
+        Errors as in `extend`.
+
+        Cancellation: the server may or may not have done it.
+        """
         return self._reacquire(self._held_token("reacquire"))
 
     async def do_reacquire(self) -> Literal[True]:
+        """Reacquire without a look at what the calling task has; one script call.
+
+        Errors of the server, and cancellation, as in `reacquire`.
+        """
         return await self._reacquire(self.local.token)
 
     async def _acquire(
