@@ -133,9 +133,10 @@ class Line:
             left = await acquisition.ask(answer_by=answer_by)
         except UNANSWERED:
             # What the first has learned the others find out at once, rather than one by one.
-            for other in self._turns if turn is self._turns[0] else ():
-                other.asks = True
-                other.tell()
+            if turn is self._turns[0]:
+                for other in self._turns:
+                    other.asks = True
+                    other.tell()
             raise
         now = self._answered_at = asyncio.get_running_loop().time()
         if left is None:
