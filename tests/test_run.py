@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable
 from pathlib import Path
 from signal import Signals
 from typing import cast
@@ -70,6 +73,49 @@ async def test_run_that_cannot_start_the_command_says_why(server: LockServer) ->
     """In one line, also with -q."""
     _, out, err = await run(server.url, "-q", "n", "--", "/nowhere/program")
     assert (out, err) == ("", "aiodlock: /nowhere/program: No such file or directory\n")
+
+
+async def test_script_without_an_interpreter_line_is_run_by_the_shell(
+    server: LockServer, tmp_path: Path
+) -> None:
+    """With its arguments and status, by its path or found in PATH: as `flock` has it."""
+    script = tmp_path / "job"
+    script.write_text('echo "$0 $1"; exit 5')
+    script.chmod(0o755)
+    path = {"PATH": f"{os.environ['PATH']}:{tmp_path}"}
+    for name in (str(script), "job"):
+        ended = await run(server.url, "n", "--", name, "one", environment=path)
+        assert ended == (5, f"{script} one\n", "")
+
+
+async def test_run_on_a_machine_that_lacks_something_ends_71(
+    server: LockServer, redis: Redis
+) -> None:
+    """No process can be started: a sentence, and no lock stays."""
+    python = """
+import os, sys
+from aiodlock.cli import main
+def fail(*_, **__):
+    raise OSError(11, "Resource temporarily unavailable")
+os.posix_spawn = fail
+sys.exit(main())
+"""
+    arguments = ("-c", python, "run", "--url", server.url, "n", "--", "true")
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=PIPE)
+    _, err = await process.communicate()
+    assert err == b"aiodlock: [Errno 11] Resource temporarily unavailable\n"
+    assert process.returncode == 71
+    assert await leftovers(redis) == []
+
+
+def test_command_whose_output_finds_no_room_ends_71() -> None:
+    """Also where only the end of the program would have written it."""
+    command = f'"{sys.executable}" -m aiodlock doctor --url redis://127.0.0.1:1 >/dev/full'
+    ended = subprocess.run(
+        command, check=False, shell=True, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert ended.returncode == 71
+    assert ended.stderr == "aiodlock: [Errno 28] No space left on device\n"
 
 
 async def test_command_has_the_lease_in_its_environment(server: LockServer, redis: Redis) -> None:
@@ -140,6 +186,7 @@ async def test_run_without_dashes_takes_the_rest_as_the_command(server: LockServ
         ([], "required: NAME"),
         (["n"], "no COMMAND"),
         (["n", "--"], "no COMMAND"),
+        (["n", "--", "", "argument"], "no COMMAND"),
         (["n", "-n", "--", "true"], "-n stands behind NAME"),
         (["-n", "-w", "1", "n", "--", "true"], "not allowed with"),
         (["-w", "soon", "n", "--", "true"], "invalid float"),
@@ -328,6 +375,53 @@ async def test_signal_that_was_ignored_from_the_start_stays_so(server: LockServe
     process.send_signal(signal.SIGHUP)
     assert (await process.communicate(b"\n"))[0] == b"alive\n"
     assert process.returncode == 0
+
+
+IGNORED = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+BLOCKED = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})"
+
+
+def started_with(before: str, url: str, *arguments: str) -> Awaitable[Process]:
+    """`aiodlock run`, by somebody who did *before* and has left it so."""
+    python = f"""
+import os, signal, sys
+{before}
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+    return asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", python, "-m", "aiodlock", "run", "--url", url, *arguments),
+        stdout=PIPE,
+    )
+
+
+@pytest.mark.parametrize("before", [IGNORED, BLOCKED])
+async def test_run_by_who_is_deaf_to_its_children_hears_the_end_of_the_command(
+    server: LockServer, before: str
+) -> None:
+    """It is inherited, from daemons and from threads of other runtimes."""
+    process = await started_with(before, server.url, "n", "--", "sh", "-c", "echo begun; exit 7")
+    async with asyncio.timeout(LIMIT_S):
+        assert (await process.communicate())[0] == b"begun\n"
+    assert process.returncode == 7
+
+
+async def test_run_by_who_has_blocked_sigterm_hears_it_and_the_command_has_it_blocked(
+    server: LockServer, locks: LockClient
+) -> None:
+    """While it waits it ends of it; what it starts, it starts as it was started."""
+    status = ("n", "--", "grep", "SigBlk", "/proc/self/status")
+    process = await started_with(BLOCKED, server.url, *status)
+    out, _ = await process.communicate()
+    blocked = int(out.split()[1], 16)
+    assert {number for number in Signals if blocked >> (number - 1) & 1} == {
+        *(Signals.SIGCHLD, Signals.SIGTERM)
+    }
+    async with locks.lock("n"):
+        process = await started_with(BLOCKED, server.url, "n", "--", "true")
+        await until(lambda: _is_queued(locks), limit_s=LIMIT_S)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(LIMIT_S):
+            assert await process.wait() == 143
 
 
 async def test_stop_and_continue_reach_the_command(server: LockServer) -> None:
@@ -728,6 +822,10 @@ def _code_of_main(*argv: str) -> object:
         return main(argv)
     except SystemExit as exit_:  # By argparse.
         return exit_.code
+
+
+async def _is_queued(locks: LockClient) -> bool:
+    return await _waiters(locks) > 0
 
 
 async def _waiters(locks: LockClient) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,13 +16,14 @@ from typing import Final, Self
 
 from aiodlock.cli._connecting import ExitCode, Failure
 from aiodlock.cli._guard import kill_all
-from aiodlock.cli._signals import PERSONAL, Inbox
+from aiodlock.cli._signals import OF_COMMANDS, PERSONAL, Inbox
 from aiodlock.cli._terminal import Terminal, stop_with, talks_to_people
 
+_SHELL: Final = "/bin/sh"
 _GUARD: Final = str(Path(__file__).with_name("_guard.py"))
 # Which Python ignores, and a command is not to.
 _PYTHONS: Final = (Signals.SIGPIPE, Signals.SIGXFSZ)
-_HEARD: Final = (Signals.SIGCHLD, Signals.SIGCONT, Signals.SIGTSTP, Signals.SIGWINCH)
+_HEARD: Final = (*OF_COMMANDS, Signals.SIGTSTP, Signals.SIGWINCH)
 _END: Final = (Signals.SIGHUP, Signals.SIGTERM)
 _WANT_TERMINAL: Final = (Signals.SIGTTIN, Signals.SIGTTOU)
 
@@ -111,15 +114,25 @@ class Child:
         self._inbox = inbox
         self._may_run = may_run
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._pid = os.posix_spawnp(
-            command[0],
-            list(command),
-            environment,
-            setpgroup=self._group,
-            setsigdef=_PYTHONS,
-            setsigmask=terminal.mask,
-        )
+        self._pid = self._begun(command, environment)
         guard.watch(self._pid)
+
+    def _begun(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        try:
+            return os.posix_spawnp(
+                command[0],
+                list(command),
+                environment,
+                setpgroup=self._group,
+                setsigdef=_PYTHONS,
+                setsigmask=self._inbox.mask,
+            )
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or command[0] == _SHELL:
+                raise
+            # A script without `#!`: for the shell, as execvp and so `flock` have it.
+            script = shutil.which(command[0]) or command[0]
+            return self._begun([_SHELL, script, *command[1:]], environment)
 
     def hear(self, number: Signals) -> None:
         """Do what *number*, sent to us, means to the command."""
