@@ -5,6 +5,7 @@ parsed arguments to an exit code. To add one, write the module and put it into `
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand that *argv* names; its exit code."""
     args = _parser().parse_args(argv)
     try:
-        return cast(int, args.run(args))
+        code = cast(int, args.run(args))
+        sys.stdout.flush()  # Here, so that what it raises is told below.
+        return code
     except Failure as failure:
         print(f"aiodlock: {failure}", file=sys.stderr)
         return failure.exit_code
@@ -35,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return _READER_GONE
+    except OSError as error:  # No file can be opened, no process started; the disk is full.
+        print(f"aiodlock: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            _drop_stdout()
+        return ExitCode.MACHINE
 
 
 class _Parser(argparse.ArgumentParser):

@@ -37,6 +37,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 64
     UNREACHABLE = 69
     FAULT = 70
+    MACHINE = 71
     LOST = 74
     CONFLICT = 75
     NOT_ALLOWED = 77

@@ -38,6 +38,7 @@ exit code: that of COMMAND, or 128 + n if signal n ended it (or the wait); or
    64  wrong usage
    69  the server cannot be reached
    70  NAME is in use by another kind of lock, or by no lock at all
+   71  this machine lacks something: open files, processes, memory
    74  the lock was lost
    75  the lock was not got in time (-n, -w), or what -E says
    77  the server does not allow what a lock needs
@@ -155,7 +156,7 @@ def _command(args: argparse.Namespace) -> list[str]:
     # Whether argparse leaves it there depends on the version of Python.
     if command[:1] == ["--"]:
         command = command[1:]
-    if not command:
+    if not command or not command[0]:  # "": the variable that it was to come from is not set.
         _refuse("no COMMAND: give it after --, as in `aiodlock run nightly -- ./report.sh`")
     if command == args.command and command[0].startswith("-"):
         _refuse(f"{command[0]} stands behind NAME, where COMMAND begins: options come before it")
