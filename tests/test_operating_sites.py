@@ -22,6 +22,7 @@ from tests import operators, topologies
 from tests.by_hand import A, B
 from tests.operators import PROGRAM, Operator, Terminal
 from tests.quorums import KEY, Nodes
+from tests.runs import Run
 from tests.test_operating import names_of
 from tests.topologies import Cluster
 
@@ -60,6 +61,21 @@ async def test_operator_of_a_cluster_sees_and_breaks_what_any_primary_has(
             assert (await anyone("break", lease.name, "--yes", *url)).code == 0
             assert (await anyone("wait", lease.name, *url)).code == 0
             await lease.release()
+
+
+async def test_run_on_a_cluster_locks_a_name_wherever_it_is(cluster: Cluster) -> None:
+    """By the URL of any node, as the other commands do; nothing stays."""
+    owners = await cluster.owners()
+    for node in cluster.nodes:
+        name = cluster.name_on(node, owners)
+        key = f"aiodlock:{{{name}}}"
+        command = ("sh", "-c", "echo $AIODLOCK_FENCING_TOKEN; read _ || sleep 600")
+        async with Run(cluster.nodes[0].url, "-n", name, "--", *command) as running:
+            fencing_token = await running.line()
+            assert str(await topologies.ask(node, "GET", key)).endswith(f"/{fencing_token}")
+            running.process.terminate()
+            await running.ended()
+            assert await topologies.ask(node, "EXISTS", key) == 0
 
 
 async def test_ls_on_a_cluster_with_a_silent_primary_tells_what_the_others_have(
@@ -132,7 +148,7 @@ async def test_operator_of_a_quorum_that_cannot_decide_is_told_so(
     await nodes.put(KEY, f"{A}/1795992912345678", 0)
     nodes.servers[2].kill()
     assert (await operator("show", "n", "--json")).json["held"] is None
-    assert (await operator("wait", "n", "--timeout", "0")).code == 75
+    assert (await operator("wait", "n", "--wait", "0")).code == 75
     assert "unknown" in (await operator("ls")).out
     assert (await operator("break", "n", "--yes")).code == 3
 
@@ -143,11 +159,11 @@ async def test_operator_of_a_quorum_without_a_majority_gets_69(
     """With what each node said."""
     for server in nodes.servers[1:3]:
         server.kill()
-    for argv in (["ls"], ["show", "n"], ["wait", "n", "--timeout", "0"], ["break", "n", "--yes"]):
+    for argv in (["ls"], ["show", "n"], ["wait", "n", "--wait", "0"], ["break", "n", "--yes"]):
         told = await operator(*argv)
         assert told.code == 69
         assert "too few nodes" in told.err
-        assert f"127.0.0.1:{nodes.servers[2].port}" in told.err
+        assert told.err.count(f"redis://127.0.0.1:{nodes.servers[2].port}") == 1
 
 
 def look(*grants: Grant, not_a_lock: str | None = None) -> Look:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from aiodlock import LockClient, LockError, ServerUnreachable
 from aiodlock.cli._connecting import (
     ExitCode,
     Failure,
     add_connection_options,
     client_of,
+    failure_of,
     speak,
     urls_of,
 )
 from aiodlock.cli._help import HelpFormatter
 
 if TYPE_CHECKING:
-    from aiodlock import Lock, LockClient
+    from redis.asyncio import RedisCluster
+
+    from aiodlock import Lock
+    from aiodlock.cli._run_course import Course
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _USAGE = "aiodlock run [OPTION ...] NAME -- COMMAND [ARGUMENT ...]"
@@ -145,10 +152,33 @@ def _run(args: argparse.Namespace) -> int:
     from aiodlock.cli import _run_course, _terminal
 
     course = _run_course.Course(client, lock, command, urls_of(args), args.conflict_exit_code)
-    code = asyncio.run(course.run())
+    code = asyncio.run(_ran(course, args))
     if code == _INTERRUPTED:
         _terminal.interrupt_our_group()
     return code
+
+
+async def _ran(course: Course, args: argparse.Namespace) -> int:
+    """The exit code; on a cluster, if the server is a node of one."""
+    async with AsyncExitStack() as stack:
+        if len(course.urls) == 1 and (cluster := await _cluster(stack, course.urls[0], args)):
+            client = LockClient(cluster, prefix=args.prefix, ttl=args.ttl)
+            course = replace(course, client=client, lock=_lock(client, args))
+        return await course.run()
+
+
+async def _cluster(
+    stack: AsyncExitStack, url: str, args: argparse.Namespace
+) -> RedisCluster | None:
+    from aiodlock.cli._cluster import REQUEST_S, cluster_at
+
+    try:
+        return await stack.enter_async_context(cluster_at(url))
+    except LockError as error:
+        has_time = args.wait is None or args.wait > REQUEST_S
+        if isinstance(error, ServerUnreachable) and has_time:
+            return None  # Who waits for the lock waits for the server too.
+        raise failure_of(error, [url]) from None
 
 
 def _command(args: argparse.Namespace) -> list[str]:

@@ -15,11 +15,10 @@ from redis.exceptions import RedisClusterException
 
 from aiodlock import LockClient, LockError, _names
 from aiodlock._store._wire import FAILURES, trouble
+from aiodlock.cli._cluster import REQUEST_S, cluster_at
 from aiodlock.cli._connecting import ExitCode, Failure, client_of, failure_of, shown, urls_of
 from aiodlock.cli._look import BYTES_MOST, Look, look_of
 
-REQUEST_S: Final = 2.0
-"""What one request may take."""
 AT_ONCE: Final = 8
 """Names that are asked about together: so many connections to a server, and no more."""
 
@@ -87,18 +86,18 @@ async def site_of(args: argparse.Namespace) -> AsyncIterator[Site]:
     """
     urls = urls_of(args)
     locks = client_of(args)
-    async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(_node(url)) for url in urls]
-        if len(nodes) == 1 and await _is_cluster(nodes[0].redis):
-            cluster = RedisCluster.from_url(urls[0], socket_timeout=REQUEST_S)
-            await stack.enter_async_context(_closing(cluster))
-            nodes = [Node(nodes[0].label, cluster)]
-            locks = LockClient(cluster, prefix=args.prefix)
-        await stack.enter_async_context(locks)
-        try:
+    try:
+        async with AsyncExitStack() as stack:
+            nodes = [await stack.enter_async_context(_node(url)) for url in urls]
+            if len(nodes) == 1 and (
+                cluster := await stack.enter_async_context(cluster_at(urls[0]))
+            ):
+                nodes = [Node(nodes[0].label, cluster)]
+                locks = LockClient(cluster, prefix=args.prefix)
+            await stack.enter_async_context(locks)
             yield Site(tuple(nodes), locks, args.prefix, urls)
-        except LockError as error:
-            raise failure_of(error, urls) from error
+    except LockError as error:
+        raise failure_of(error, urls) from error
 
 
 def named(name: str, prefix: str) -> _names.Keys:
@@ -122,25 +121,10 @@ async def _node(url: str) -> AsyncIterator[Node]:
         socket_connect_timeout=REQUEST_S,
         max_connections=AT_ONCE,
     )
-    async with _closing(redis):
-        yield Node(shown(url), redis)
-
-
-@asynccontextmanager
-async def _closing(redis: Redis | RedisCluster) -> AsyncIterator[None]:
     try:
-        yield
+        yield Node(shown(url), redis)
     finally:
         await redis.aclose()
-
-
-async def _is_cluster(redis: Any) -> bool:
-    """Whether it is a node of a cluster, as far as we may know; one command."""
-    try:
-        await redis.execute_command("CLUSTER", "SLOTS")
-    except FAILURES:
-        return False  # Not one, or we may not ask; who asks next says what else is wrong.
-    return True
 
 
 async def _asked(redis: Any, *command: str | int) -> Any:

@@ -96,11 +96,11 @@ async def _vote(node: Node, keys: _names.Keys, most: int) -> Vote:
 def untold(name: str, troubles: Mapping[str, str]) -> ServerUnreachable:
     """The error where too few nodes tell; *troubles* has what each said, "" if all is well."""
     if len(troubles) == 1:
-        return ServerUnreachable(min(troubles.values()), name=name)
+        return ServerUnreachable(f"no answer: {min(troubles.values())}", name=name)
     nodes = {node: trouble or "answers" for node, trouble in troubles.items()}
-    return QuorumError(
-        "too few nodes of the quorum answer", name=name, outcome="unreachable", nodes=nodes
-    )
+    said = "; ".join(f"{node}: {words}" for node, words in nodes.items())
+    message = f"too few nodes of the quorum answer ({said})"
+    return QuorumError(message, name=name, outcome="unreachable", nodes=nodes)
 
 
 def _looks(votes: Iterable[Vote]) -> list[Look]:
