@@ -31,6 +31,9 @@ _FORBIDDEN: Final = re.compile(
 )
 
 
+# A login that redis-py does not take for a refused one: the number of a database in the URL.
+_NO_DATABASE: Final = re.compile(r"DB index is out of range|SELECT is not allowed")
+
 REFUSALS: Final = (NoPermissionError, AuthenticationError, AuthorizationError)
 
 
@@ -257,10 +260,14 @@ def trouble(error: BaseException, name: str) -> LockError | NoAnswer:
     # A timer of ours that ended says nothing by itself.
     words = str(error) or ("" if type(error) is TimeoutError else type(error).__name__)
     words = words or "no answer in time"
+    if isinstance(error, AuthenticationError) or (
+        isinstance(error, ResponseError) and _NO_DATABASE.search(words)
+    ):
+        return NotAllowedError(f"the server refuses this login: {words}", name=name)
     if isinstance(error, REFUSALS) or (
         isinstance(error, ResponseError) and _FORBIDDEN.search(words)
     ):
-        return NotAllowedError(f"the server forbids what a lock needs: {words}", name=name)
+        return NotAllowedError(f"the server forbids this user what is needed: {words}", name=name)
     if "WRONGTYPE" in words:
         return NameTakenError(
             f"a key of {name!r} holds something that is not a lock, or not one of this kind",
