@@ -239,10 +239,11 @@ async def test_operator_with_few_permissions_looks_but_may_not_break(
             with operators.as_before():
                 assert names_of((await reader("ls", "--json")).json) == ["a"]
                 assert (await reader("show", "a")).code == 0
-                assert (await reader("wait", "a", "--timeout", "0")).code == 75
+                assert (await reader("wait", "a", "--wait", "0")).code == 75
                 refused = await reader("break", "a", "--yes")
         assert refused.code == 77
-        assert "forbids" in refused.err
+        assert "forbids this user what is needed" in refused.err
+        assert "`aiodlock doctor` says more" in refused.err
         without_scan = [rule for rule in OPERATOR_PERMISSIONS if rule != "+scan"]
         async with topologies.user(server, *without_scan) as user:
             reader = Operator(capsys, monkeypatch, user.url(server))
@@ -371,12 +372,12 @@ async def test_wait_for_a_held_name_ends_75_when_the_time_is_over(
     """It says whom it waits for."""
     async with locks.lock("a"):
         holder = (await locks.lock("a").inspect()).holder
-        told = await operator("wait", "a", "--timeout", "0.3", "--json")
+        told = await operator("wait", "a", "--wait", "0.3", "--json")
         assert told.code == 75
         assert f"waiting for 'a': held by {holder}" in told.err
         assert (told.json["free"], told.json["holder"]) == (False, holder)
         assert told.json["waited"] >= 0.3
-        assert (await operator("wait", "a", "--timeout", "0", "-q")).err == ""
+        assert (await operator("wait", "a", "--wait", "0", "-q")).err == ""
 
 
 async def test_wait_for_a_held_name_ends_when_it_is_released(
@@ -384,7 +385,7 @@ async def test_wait_for_a_held_name_ends_when_it_is_released(
 ) -> None:
     """Long before its ttl is over."""
     lease = await locks.lock("a", ttl=3600).acquire()
-    told = asyncio.create_task(operator("wait", "a", "--timeout", "20"))
+    told = asyncio.create_task(operator("wait", "a", "--wait", "20"))
     await asyncio.sleep(0.2)  # A release that comes first is well, too.
     await lease.release()
     assert (await told).code == 0
@@ -398,10 +399,10 @@ async def test_wait_for_a_name_that_only_the_dead_wait_for_ends(
     await world.granted(A)
     await world.refused(B)
     await world.let_expire()
-    told = await operator("wait", "name", "--timeout", "0")
+    told = await operator("wait", "name", "--wait", "0")
     assert (told.code, "waited for" in told.err) == (75, True)
     await world.let_die(B)
-    assert (await operator("wait", "name", "--timeout", "0")).code == 0
+    assert (await operator("wait", "name", "--wait", "0")).code == 0
 
 
 async def test_wait_over_an_outage_goes_on(
@@ -409,12 +410,21 @@ async def test_wait_over_an_outage_goes_on(
 ) -> None:
     """Who does not answer is asked again; here it comes back empty."""
     await redis.set("aiodlock:{a}", "x", px=60_000)
-    waiting = asyncio.create_task(operator("wait", "a", "-v", "--timeout", "20"))
+    waiting = asyncio.create_task(operator("wait", "a", "-v", "--wait", "20"))
     await until(lambda: "waiting for" in operator.heard(), operators.LIMIT_S)
     server.kill()
     await until(lambda: "asking again" in caplog.text, operators.LIMIT_S)
     server.restart()
     assert (await waiting).code == 0
+
+
+async def test_wait_for_a_key_that_is_no_lock_ends_at_once(
+    operator: Operator, redis: Redis
+) -> None:
+    """It could wait for ever: no lock comes of a list."""
+    await redis.rpush("aiodlock:{a}", "x")
+    told = await operator("wait", "a")
+    assert (told.code, "no lock but a list" in told.err) == (70, True)
 
 
 @pytest.mark.parametrize(
@@ -428,15 +438,14 @@ def test_pause_of_a_wait_is_bounded_and_never_beyond_the_end(
 
 
 def test_pause_of_a_wait_for_nobody_is_short_but_not_nothing() -> None:
-    """Where only waiters are, a foreign key is, or no server answers."""
+    """Where only waiters are, or no server answers."""
     assert pause_s(held_for()) == 0.1
-    assert pause_s(held_for(not_a_lock="hash")) == 2.0
     assert pause_s(None) == 0.5
 
 
-def held_for(*grants: Grant, not_a_lock: str | None = None) -> Standing:
+def held_for(*grants: Grant) -> Standing:
     """What a server tells of a name."""
-    return Standing("a", "aiodlock:{a}", Look(0, not_a_lock, grants, len(grants), (), 0, None))
+    return Standing("a", "aiodlock:{a}", Look(0, None, grants, len(grants), (), 0, None))
 
 
 # Breaking
@@ -582,7 +591,10 @@ async def test_break_by_a_fencing_token_that_does_not_stand_breaks_nothing(
     """For scripts: what `show` showed a while ago, or nothing."""
     async with locks.lock("a", auto_extend=False) as lease:
         number = str(lease.fencing_token - 1)
-        assert (await operator("break", "a", "--yes", "--fencing-token", number)).code == 4
+        told = await operator("break", "a", "--yes", "--fencing-token", number)
+        assert told.code == 4
+        assert f"not broken: no grant has the fencing token {number}" in told.err
+        assert f"fencing token: {lease.fencing_token}" in told.err
         await lease.extend()
         told = await operator("break", "a", "--yes", "--fencing-token", str(lease.fencing_token))
         assert told.code == 0
@@ -615,6 +627,61 @@ async def test_commands_without_a_server_end_69_and_show_no_password(
     assert "hidden" not in told.err + told.out
 
 
+@pytest.mark.parametrize("place", ["someone:hidden@{}/0", "{}/99"])
+@pytest.mark.parametrize("argv", [["ls"], ["show", "a"]])
+async def test_commands_with_a_login_that_is_refused_end_77_at_once_and_say_so(
+    operator: Operator, server: LockServer, argv: list[str], place: str
+) -> None:
+    """A user, a password, a number of a database: none of them is a missing permission."""
+    url = f"redis://{place.format(f'127.0.0.1:{server.port}')}"
+    told = await operator(argv[0], "--url", url, *argv[1:])
+    assert told.code == 77
+    assert "the server refuses this login: " in told.err
+    assert "hidden" not in told.err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *(["ls"], ["show", "a"], ["break", "a", "--yes"], ["wait", "a", "--wait", "0.1"]),
+        *(["run", "-n", "a", "--", "true"], ["run", "-w", "0.1", "a", "--", "true"]),
+    ],
+)
+async def test_commands_on_a_server_that_never_answers_ask_it_once(
+    operator: Operator, argv: list[str]
+) -> None:
+    """They take as long as one request, not as several one after the other."""
+    black_hole = BlackHole()
+    server = await asyncio.start_server(black_hole.take, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        told = await operator(argv[0], "--url", f"redis://127.0.0.1:{port}", *argv[1:])
+        black_hole.close()
+    assert (told.code, black_hole.taken) == (69, 1)
+    assert "`aiodlock doctor` says more" in told.err
+
+
+class BlackHole:
+    """Takes connections, and what comes over them, and answers nothing."""
+
+    def __init__(self) -> None:
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def taken(self) -> int:
+        """How many."""
+        return len(self._writers)
+
+    def take(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One more."""
+        self._writers.append(writer)
+
+    def close(self) -> None:
+        """End all of them."""
+        for writer in self._writers:
+            writer.close()
+
+
 async def test_commands_on_a_silent_server_end_69(operator: Operator, server: LockServer) -> None:
     """It keeps its connections and answers nobody."""
     server.pause()
@@ -629,7 +696,7 @@ async def test_commands_on_a_silent_server_end_69(operator: Operator, server: Lo
         (["ls", "--watch", "job:*"], "a pattern goes before --watch"),
         (["ls", "--watch", "nan"], "must be seconds"),
         (["ls", "--limit", "0"], "must be from 1 to"),
-        (["wait", "a", "--timeout", "-1"], "at least 0"),
+        (["wait", "a", "--wait", "-1"], "at least 0"),
         (["show"], "NAME"),
     ],
 )

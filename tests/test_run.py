@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,7 +168,9 @@ async def test_verbose_run_says_what_it_does(server: LockServer) -> None:
     _, out, err = await run(server.url, "-v", "n", "--", "sh", "-c", "echo $AIODLOCK_FENCING_TOKEN")
     waiting, got, ended = err.splitlines()
     assert waiting == "aiodlock: waiting for 'n'"
-    assert f"fencing_token={out.strip()} " in got
+    assert re.fullmatch(
+        rf"aiodlock: got 'n' after [\d.]+ s, fencing token {out.strip()}, ttl 30 s", got
+    )
     assert ended == "aiodlock: the command ended with 0, 'n' is released"
 
 
@@ -210,7 +213,7 @@ async def test_run_without_dashes_takes_the_rest_as_the_command(server: LockServ
         (["--permits", "2", *THREE_URLS, "n", "--", "true"], "a semaphore is unsound"),
         (["--url", "http://h", "n", "--", "true"], "--url: not the URL of a server"),
         (["--url", "redis://h?colour=red", "n", "--", "true"], "--url: not the URL of a server"),
-        (["--url", "redis://h", "--url", "redis://i", "n", "--", "true"], "at least 3"),
+        (["--url", "redis://h", "--url", "redis://i", "n", "--", "true"], "3 or more"),
     ],
 )
 def test_run_used_wrongly_exits_64_and_says_what_is_allowed(
@@ -232,6 +235,16 @@ def test_run_without_a_server_exits_64_and_says_how_to_name_one(
     monkeypatch.delenv("AIODLOCK_URL", raising=False)
     assert main(["run", "n", "--", "true"]) == 64
     assert "AIODLOCK_URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["someone:hidden@{}", "{}/99"])
+async def test_run_with_a_login_that_is_refused_ends_77_at_once(
+    server: LockServer, place: str
+) -> None:
+    """It would wait for ever, and it can never be had."""
+    url = f"redis://{place.format(f'127.0.0.1:{server.port}')}"
+    code, _, err = await run(url, "n", "--", "true")
+    assert (code, "the server refuses this login: " in err) == (77, True)
 
 
 # Waiting

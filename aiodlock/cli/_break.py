@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from aiodlock.cli._connecting import ExitCode, Failure, speak
-from aiodlock.cli._operating import add_options, print_json, say
-from aiodlock.cli._screen import harmless, quoted
+from aiodlock.cli._operating import add_options, check_is_lock, print_json, say
+from aiodlock.cli._screen import quoted
 
 if TYPE_CHECKING:
     from aiodlock.cli._look import Grant
@@ -54,6 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     speak(args)
     # Two loops: in one that runs, Ctrl-C would not end the question.
     standing = asyncio.run(_seen(args))
+    check_is_lock(standing)
     grants = _meant(standing, args)
     if not grants:
         return _nothing(standing, args)
@@ -66,21 +67,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _meant(standing: Standing, args: argparse.Namespace) -> tuple[Grant, ...]:
-    """The grants that are to be broken.
-
-    Raises:
-        Failure: It is no lock.
-    """
-    look = standing.look
-    if look.not_a_lock is not None:
-        raise Failure(
-            f"the key {harmless(standing.key)} is no lock but a {harmless(look.not_a_lock)}: whose"
-            " it is, only its writer knows; delete it with DEL if it is in the way",
-            ExitCode.FAULT,
-        )
+    """The grants that are to be broken."""
     if args.fencing_token is None:
-        return look.grants
-    return tuple(grant for grant in look.grants if grant.fencing_token == args.fencing_token)
+        return standing.look.grants
+    return tuple(
+        grant for grant in standing.look.grants if grant.fencing_token == args.fencing_token
+    )
 
 
 def _nothing(standing: Standing, args: argparse.Namespace) -> int:
@@ -88,8 +80,16 @@ def _nothing(standing: Standing, args: argparse.Namespace) -> int:
 
     if args.json:
         _print_json([], standing)
-    say(args, f"nothing to break: {quoted(args.name)} is {in_words(standing)}")
-    return _ANOTHER if standing.look.grants else _NOT_HELD
+    name = quoted(args.name)
+    if not standing.look.grants:
+        say(args, f"nothing to break: {name} is {in_words(standing)}")
+        return _NOT_HELD
+    over = f"no grant has the fencing token {args.fencing_token} (any more)"
+    now = ", ".join(
+        str(grant.fencing_token or "none") for grant in standing.look.grants[:_WAITERS_SHOWN]
+    )
+    say(args, f"not broken: {over}; {name} is {in_words(standing)}, fencing token: {now}")
+    return _ANOTHER
 
 
 def _may(standing: Standing, args: argparse.Namespace) -> bool:
@@ -102,7 +102,8 @@ def _may(standing: Standing, args: argparse.Namespace) -> bool:
         print("\n".join(lines(standing, waiters=_WAITERS_SHOWN)), file=sys.stderr)
     if args.yes:
         return True
-    which = "all of them" if len(_meant(standing, args)) > 1 else "it"
+    count = len(_meant(standing, args))
+    which = f"all {count} of them (one alone: --fencing-token N)" if count > 1 else "it"
     # On stderr, so that stdout stays the result's.
     print(f"\nBreak {which}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()

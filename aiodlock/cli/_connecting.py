@@ -16,7 +16,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from aiodlock import LockClient, NotAllowedError, QuorumError, ServerUnreachable
+from aiodlock import LockClient, NameTakenError, NotAllowedError, QuorumError, ServerUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,6 +116,12 @@ def client_of(
         Failure: The servers, or an option, are not what is allowed.
     """
     urls = urls_of(args)
+    if len(urls) == 2:
+        raise Failure(
+            "2 URLs: give that of one server, or those of 3 or more for a quorum; 2 would bear the"
+            " loss of none",
+            ExitCode.USAGE,
+        )
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
@@ -150,13 +156,14 @@ def shown(url: str) -> str:
 
 def failure_of(error: LockError, urls: Sequence[str]) -> Failure:
     """The end of a command that *error* came out of, other than what it waits or works for."""
-    if isinstance(error, QuorumError):
-        nodes = "; ".join(f"{node}: {said}" for node, said in error.nodes.items())
-        return Failure(f"{error} ({nodes})", ExitCode.UNREACHABLE)
+    if isinstance(error, NameTakenError):
+        return Failure(f"{error}; `aiodlock show` says what it is", ExitCode.FAULT)
+    # Over a quorum the words name the nodes.
+    place = "" if isinstance(error, QuorumError) else f"{', '.join(map(shown, urls))}: "
     if isinstance(error, ServerUnreachable):
-        return Failure(f"{', '.join(map(shown, urls))}: {error}", ExitCode.UNREACHABLE)
+        return Failure(f"{place}{error}; `aiodlock doctor` says more", ExitCode.UNREACHABLE)
     if isinstance(error, NotAllowedError):
-        return Failure(f"{', '.join(map(shown, urls))}: {error}", ExitCode.NOT_ALLOWED)
+        return Failure(f"{place}{error}; `aiodlock doctor` says more", ExitCode.NOT_ALLOWED)
     return Failure(str(error), ExitCode.FAULT)
 
 

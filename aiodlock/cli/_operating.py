@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aiodlock.cli._connecting import add_connection_options
+from aiodlock.cli._connecting import ExitCode, Failure, add_connection_options
+from aiodlock.cli._screen import harmless
+
+if TYPE_CHECKING:
+    from aiodlock.cli._standing import Standing
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +24,23 @@ def say(args: argparse.Namespace, text: str) -> None:
     """News on stderr, unless `-q` forbids them."""
     if not args.quiet:
         print(f"aiodlock: {text}", file=sys.stderr, flush=True)
+
+
+def check_is_lock(standing: Standing) -> None:
+    """Go on only if no key of another type is in the place of the lock.
+
+    Raises:
+        Failure: One is.
+    """
+    from aiodlock.cli._telling import something
+
+    type_ = standing.look.not_a_lock
+    if type_ is not None:
+        raise Failure(
+            f"the key {harmless(standing.key)} is no lock but {something(type_)}: whose it is,"
+            " only its writer knows; delete it with DEL if it is in the way",
+            ExitCode.FAULT,
+        )
 
 
 def print_json(value: dict[str, Any], *, indent: int | None = 2) -> None:

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aiodlock import Lease, LeaseLostError, Lock, LockClient, LockError, LockTimeout, LostReason
+from aiodlock import (
+    Lease,
+    LeaseLostError,
+    Lock,
+    LockClient,
+    LockError,
+    LockTimeout,
+    LostReason,
+    _names,
+)
 from aiodlock.cli._child import Child, running
 from aiodlock.cli._connecting import ExitCode, failure_of, log
 from aiodlock.cli._signals import Inbox
@@ -76,7 +85,9 @@ class Course:
                 raise _Interrupted(inbox) from None
         # One that came by hand-off has 2 to 6 s only.
         await lease.extend()
-        log.info("got %r after %.1f s", lease, time.monotonic() - began)
+        waited = time.monotonic() - began
+        told = (lease.name, waited, lease.fencing_token, lease.ttl)
+        log.info("got %r after %.1f s, fencing token %d, ttl %g s", *told)
         return lease
 
     async def _run_under(self, lease: Lease, inbox: Inbox) -> int:
@@ -109,11 +120,10 @@ class _Interrupted(Exception):
 
 def _told(lease: Lease) -> dict[str, str]:
     """What the command learns of the lease; of its owner token only the part for people."""
-    label, client_id = lease.owner_token.split(":")[:2]
     return {
         "AIODLOCK_NAME": lease.name,
         "AIODLOCK_FENCING_TOKEN": str(lease.fencing_token),
-        "AIODLOCK_HOLDER": f"{label}:{client_id}",
+        "AIODLOCK_HOLDER": _names.holder_in(lease.owner_token),
     }
 
 

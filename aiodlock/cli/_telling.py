@@ -12,6 +12,7 @@ from aiodlock.cli._table import Cell, table
 HEAD: Final = ("name", "held as", "holder", "ttl left", "queue", "longest wait", "fencing token")
 # Of the 32 digits of a client id: enough to tell clients apart, and to find one in a log.
 _DIGITS: Final = 8
+_UNKNOWN: Final = "unknown type"  # what lua/look.lua says
 
 
 def row(standing: Standing) -> list[Cell]:
@@ -46,7 +47,7 @@ def lines(standing: Standing, *, waiters: int) -> list[str]:
     facts = [("name", harmless(standing.name)), ("key", harmless(standing.key))]
     facts.append(("held as", held_as(look) if look.grants or look.not_a_lock else _free(standing)))
     if look.not_a_lock:
-        facts.append(("what it is", f"a key of another type ({harmless(look.not_a_lock)})"))
+        facts.append(("what it is", f"a key of another type ({something(look.not_a_lock)})"))
     for grant in look.grants:
         facts += _of_grant(grant, look)
     if look.inside > len(look.grants):
@@ -64,11 +65,16 @@ def short(holder: str) -> str:
     return harmless(f"{label}{colon}{client_id[:_DIGITS]}")
 
 
+def something(type_: str) -> str:
+    """A key of that type, or of one that the server did not tell."""
+    return f"something of {type_}" if type_ == _UNKNOWN else f"a {harmless(type_)}"
+
+
 def in_words(standing: Standing) -> str:
     """Who keeps it from being free, in one line."""
     look = standing.look
     if look.not_a_lock:
-        return f"its key is no lock but a {harmless(look.not_a_lock)}"
+        return f"its key is no lock but {something(look.not_a_lock)}"
     if look.grants:
         first = look.grants[0]
         more = f" and {look.inside - 1} more" if look.inside > 1 else ""
@@ -114,7 +120,7 @@ def all_as_json(standing: Standing) -> dict[str, Any]:
 def _holders(standing: Standing) -> str:
     look = standing.look
     if look.not_a_lock:
-        return f"a {harmless(look.not_a_lock)}"
+        return something(look.not_a_lock)
     if not look.grants:
         return "unknown" if standing.is_undecided else "nobody" + _minority(standing.votes)
     more = f" and {look.inside - 1} more" if look.inside > 1 else ""
@@ -187,7 +193,7 @@ def _vote(vote: Vote) -> list[Cell]:
     if vote.look is None:
         cells = (vote.node, f"no answer: {harmless(str(vote.error))}", "-", "-")
     elif vote.look.not_a_lock:
-        cells = (vote.node, f"a {harmless(vote.look.not_a_lock)}", "-", "-")
+        cells = (vote.node, something(vote.look.not_a_lock), "-", "-")
     elif not vote.look.grants:
         cells = (vote.node, "nobody", "-", "-")
     else:
