@@ -874,6 +874,15 @@ async def test_unix_socket_and_database_are_those_of_the_url(tmp_path: Path) -> 
             assert await lease.release()
 
 
+@pytest.mark.parametrize("path", ["prod", "0/extra", "l"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_url_whose_database_is_no_number_is_refused(scheme: str, path: str) -> None:
+    """redis-py would take it for database 0, where nobody looks; the path may be a secret."""
+    with pytest.raises(ValueError, match="the number of a database") as refused:
+        LockClient.from_url(f"{scheme}://h/{path}")
+    assert path not in str(refused.value).removesuffix("redis://localhost:6379/0")
+
+
 def test_pool_of_one_connection_is_refused(server: LockServer) -> None:
     """At construction: a request and a subscription cannot share it."""
     with pytest.raises(ValueError, match="at least 2 connections"):

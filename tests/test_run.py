@@ -212,7 +212,15 @@ async def test_run_without_dashes_takes_the_rest_as_the_command(server: LockServ
         (["--writer", "--hold-at-least", "9", "n", "--", "true"], "not for --writer"),
         (["--permits", "2", *THREE_URLS, "n", "--", "true"], "a semaphore is unsound"),
         (["--url", "http://h", "n", "--", "true"], "--url: not the URL of a server"),
-        (["--url", "redis://h?colour=red", "n", "--", "true"], "--url: not the URL of a server"),
+        *(
+            (["--url", url, "n", "--", "true"], "--url: not the URL of a server")
+            for url in (
+                *("redis://h?colour=red", "redis://h/prod", "redis://h/0/extra"),
+                *("redis://h?protocol=9", "redis://h?encoding=nonsense", "redis://h?retry=3"),
+                *("redis://h?credential_provider=x", "rediss://h?ssl_cert_reqs=foo"),
+                *("redis://h/0?db=1&event_dispatcher=x", "redis://h?maint_notifications_config=x"),
+            )
+        ),
         (["--url", "redis://h", "--url", "redis://i", "n", "--", "true"], "3 or more"),
     ],
 )
@@ -724,7 +732,7 @@ async def test_password_is_shown_nowhere(server: LockServer, by_option: bool) ->
             seen += _seen_of(running.pids[0])
         running.process.send_signal(signal.SIGTERM)
         _, out, err = await running.ended()
-        assert "got <Lease 'n'" in err
+        assert "got 'n' after" in err
         assert "geheim" not in seen + out + err
 
 

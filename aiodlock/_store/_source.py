@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import Pipeline
@@ -24,7 +25,18 @@ def of_url(url: str) -> Redis:
         )
     if url.startswith("memory://"):
         return _memory(url.removeprefix("memory://"))
-    return Redis.from_url(url)
+    redis = Redis.from_url(url)
+    _check_database(url)
+    return redis
+
+
+def _check_database(url: str) -> None:
+    """redis-py takes a path that is no number for database 0, where nobody looks for the lock."""
+    parts = urlsplit(url)
+    number = unquote(parts.path).replace("/", "")
+    if parts.scheme != "unix" and number and not number.isdecimal():
+        # Not what stands there: it may be a part of a password.
+        raise ValueError("the path of a URL is the number of a database: redis://localhost:6379/0")
 
 
 def _memory(word: str) -> Redis:

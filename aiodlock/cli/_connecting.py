@@ -7,6 +7,7 @@ the one as a line on stderr, with its exit code.
 from __future__ import annotations
 
 import argparse
+import codecs
 import enum
 import logging
 import os
@@ -28,6 +29,11 @@ log = logging.getLogger("aiodlock.cli")
 _VARIABLE: Final = "AIODLOCK_URL"
 # A comma within a URL is none between two of them.
 _BETWEEN_URLS: Final = re.compile(r"[\s,]+(?=\w+://)|\s+")
+# Options of redis-py that are objects: a text in their place fails later, in its midst.
+_OBJECTS: Final = re.compile(
+    r"[?&](credential_provider|retry|redis_connect_func|event_dispatcher|\w+_class"
+    r"|maint_\w+|maintenance_\w+|driver_info|himport_registry|socket_keepalive_options)="
+)
 _ALLOWED: Final = "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://... or unix://PATH"
 
 
@@ -173,15 +179,18 @@ def _split(text: str) -> list[str]:
 
 def _check(url: str, where: str) -> None:
     """Nothing that redis-py says about a URL is shown: it may be a part of the password."""
-    from redis.asyncio import Redis
+    from redis.exceptions import RedisError
+
+    from aiodlock._store import _source
 
     try:
-        if not url.startswith(("redis://", "rediss://", "unix://")):
+        if not url.startswith(("redis://", "rediss://", "unix://")) or _OBJECTS.search(url):
             raise ValueError
         # Only a connection knows which options there are.
-        pool = Redis.from_url(url).connection_pool
+        pool = _source.of_url(url).connection_pool
         pool.connection_class(**pool.connection_kwargs)
-    except (TypeError, ValueError):
+        codecs.lookup(pool.connection_kwargs.get("encoding", "utf-8"))
+    except (AttributeError, LookupError, TypeError, ValueError, RedisError):
         raise Failure(
             f"{where}: not the URL of a server. Allowed is {_ALLOWED}; special characters in a"
             " password are percent-encoded, options after ? are those of redis-py",
