@@ -154,6 +154,10 @@ NOTHING: Change = both()
 CASES: dict[str, tuple[Change, Change]] = {
     "unreachable": (having(trouble=("unreachable", "refused")), having(trouble=("busy", "BUSY"))),
     "not-redis": (having(trouble=("not-redis", 'got "H"')), having(trouble=("login", "no"))),
+    "certificate": (
+        having(trouble=("certificate", "self-signed")),
+        having(trouble=("not-redis", "wrong version number")),
+    ),
     "login": (having(trouble=("login", "WRONGPASS")), having(trouble=("unreachable", "no"))),
     "busy": (having(trouble=("busy", "BUSY")), having(trouble=("loading", "LOADING"))),
     "loading": (having(trouble=("loading", "LOADING")), having(trouble=("busy", "BUSY"))),
@@ -198,6 +202,7 @@ CASES: dict[str, tuple[Change, Change]] = {
     "not-allowed": (having(refused={"+eval": "NOPERM"}), having(refused={"asking": "NOPERM"})),
     "no-asking": (having(refused={"asking": "NOPERM"}), having(refused={"+eval": "NOPERM"})),
     "writes-refused": (having(write_trouble="OOM"), having(write_trouble=None)),
+    "commands-fail": (having(failed={"GET": "ERR"}), having(write_trouble="READONLY")),
     "no-messages": (having(message_trouble="not heard"), having(message_delays_s=[1.0])),
     "too-slow": (having(latencies_s=[0.001, 2.0]), having(latencies_s=[1.999])),
     "slow": (having(latencies_s=[0.001, 1.0]), having(latencies_s=[0.999])),
@@ -398,6 +403,8 @@ def test_number_of_what_was_not_seen_is_none() -> None:
         (RedisConnectionError("Connection closed by server."), True, "unreachable"),
         (RedisConnectionError("max number of clients reached"), False, "connections-full"),
         (BusyLoadingError("Redis is loading", status_code="LOADING"), True, "loading"),
+        (OSError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), False, "certificate"),
+        (OSError("[SSL: WRONG_VERSION_NUMBER] wrong version number"), False, "not-redis"),
         (AuthenticationError("invalid password"), False, "login"),
         (ResponseError("BUSY Redis is busy"), False, "busy"),
         (OSError("no route"), False, "unreachable"),

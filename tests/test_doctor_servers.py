@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from aiodlock import LockClient
 from aiodlock.cli import _doctor_ask, _doctor_asker, _doctor_measure
@@ -507,6 +507,70 @@ async def test_port_of_tls_that_is_asked_in_plain_is_named(server: LockServer) -
     assert (plain.code, plain.kinds) == (69, {"not-redis"})
     assert reverse.code == 69
     assert "server" in well.ok
+
+
+async def test_certificate_that_is_not_trusted_is_named(server: LockServer) -> None:
+    """Not as a wrong port."""
+    async with topologies.tls(server.port) as tls:
+        told = await doctor(f"rediss://localhost:{tls.port}")
+    assert (told.code, told.kinds) == (69, {"certificate"})
+
+
+async def test_password_where_none_is_set_is_well(server: LockServer) -> None:
+    """As it is for locks, which log in by another handshake than the questions."""
+    url = f"redis://:secret@127.0.0.1:{server.port}"
+    async with LockClient.from_url(url) as locks, locks.lock("n"):
+        told = await doctor(url)
+    assert "login" not in told.kinds
+    assert {"server", "permissions", "messages"} <= told.ok.keys()
+
+
+async def test_server_without_the_handshake_of_locks_is_named() -> None:
+    """Whatever else it answers."""
+    async with good_server("--rename-command", "HELLO", "") as server:
+        told = await doctor(server.url)
+    assert (told.code, told.kinds) == (2, {"login"})
+    assert "HELLO" in told.bad["login"]
+
+
+STRANGE = "no Redis gives"
+
+
+@pytest.mark.parametrize("question", ["INFO", "TIME", "SLOWLOG GET", "PUBSUB NUMSUB", "SCAN"])
+async def test_answer_of_a_strange_shape_is_noted_and_the_rest_is_asked(
+    server: LockServer, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """As imitations give it; a number in place of a list, or of a text."""
+    whole = _doctor_asker.Asker.ask
+
+    async def ask_(asker: _doctor_asker.Asker, asked: str, *command: str | int) -> Any:
+        return 5 if asked == question else await whole(asker, asked, *command)
+
+    monkeypatch.setattr(_doctor_asker.Asker, "ask", ask_)
+    told = await doctor(server.url)
+    assert STRANGE in told.bad["could-not-see"]
+    assert {"permissions", "messages"} <= told.ok.keys()
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), [("CONFIG", "could-not-see"), ("ZRANK", "commands-fail")]
+)
+async def test_command_that_a_proxy_does_not_know_is_noted(
+    server: LockServer, monkeypatch: pytest.MonkeyPatch, command: str, kind: str
+) -> None:
+    """It answers by an error of its own, which is not about permissions."""
+    whole = _doctor_asker.Asker.ask_all
+
+    async def ask_all(asker: _doctor_asker.Asker, *commands: tuple[str | int, ...]) -> list[Any]:
+        replies = await whole(asker, *commands)
+        pairs = zip(commands, replies, strict=True)
+        error = ResponseError("unsupported")
+        return [error if asked[0] == command else reply for asked, reply in pairs]
+
+    monkeypatch.setattr(_doctor_asker.Asker, "ask_all", ask_all)
+    told = await doctor(server.url)
+    assert "unsupported" in told.bad[kind]
+    assert ("permissions" in told.ok) == (kind == "could-not-see")
 
 
 async def test_dead_port_is_unreachable() -> None:

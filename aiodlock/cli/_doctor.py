@@ -80,15 +80,14 @@ async def examined(urls: Sequence[str], plan: Plan) -> tuple[list[Finding], int]
     return found, exit_code(nodes, found)
 
 
+_SILENT = ("unreachable", "not-redis", "certificate")
+
+
 def exit_code(nodes: Sequence[Facts], found: Sequence[Finding]) -> int:
     """1 and 2 are what monitoring takes for a warning and for worse; no lock at all is 69."""
     from aiodlock.cli._doctor_kinds import Severity, worst
 
-    silent = [
-        node
-        for node in nodes
-        if node.trouble is not None and node.trouble[0] in ("unreachable", "not-redis")
-    ]
+    silent = [node for node in nodes if node.trouble is not None and node.trouble[0] in _SILENT]
     if len(nodes) - len(silent) < len(nodes) // 2 + 1:
         return _connecting.ExitCode.UNREACHABLE
     return {Severity.WARNING: 1, Severity.DANGER: 2}.get(worst(found), 0)

@@ -54,6 +54,8 @@ async def facts_of(url: str, plan: Plan) -> Facts:
         facts.unseen["out of time"] = f"so slow that {LIMIT_S:.0f} s were not enough"
     except (RedisError, OSError) as error:
         facts.trouble = trouble_of(error, has_answered=asker.has_answered)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        facts.trouble = "not-redis", f"an answer that no Redis gives: {error}"
     finally:
         await asker.aclose()
     return facts
@@ -62,20 +64,43 @@ async def facts_of(url: str, plan: Plan) -> Facts:
 async def _ask(asker: Asker) -> None:
     facts = asker.facts
     await _is_there(asker)
-    await _information(asker)
+    with asker.noting("INFO"):
+        await _information(asker)
     if facts.mode == "sentinel":
         return
-    facts.clock = await _doctor_measure.clock(asker)
-    await _settings(asker)
-    if facts.is_clustered:
-        facts.cluster = lines_of(await asker.ask("CLUSTER INFO", "CLUSTER", "INFO") or "")
+    steps = (
+        ("TIME", _clock),
+        ("CONFIG GET", _settings),
+        ("CLUSTER INFO", _cluster),
+        ("EVALSHA", _rights),
+        ("PUBLISH", _doctor_measure.messages),
+        ("SLOWLOG GET", _slow_commands),
+        ("PUBSUB NUMSUB", _sentinels),
+        ("SCAN", _doctor_keys.look),
+        ("TIME", _clock_later),
+    )
+    for question, step in steps:
+        with asker.noting(question):
+            await step(asker)
+
+
+async def _clock(asker: Asker) -> None:
+    asker.facts.clock = await _doctor_measure.clock(asker)
+
+
+async def _clock_later(asker: Asker) -> None:
+    if asker.facts.clock is not None:
+        asker.facts.clock_later = await _doctor_measure.clock(asker)
+
+
+async def _cluster(asker: Asker) -> None:
+    if asker.facts.is_clustered:
+        told = await asker.ask("CLUSTER INFO", "CLUSTER", "INFO")
+        asker.facts.cluster = lines_of(told or "")
+
+
+async def _rights(asker: Asker) -> None:
     await _doctor_measure.latency(asker, await _doctor_rights.try_all(asker))
-    await _doctor_measure.messages(asker)
-    await _slow_commands(asker)
-    await _sentinels(asker)
-    await _doctor_keys.look(asker)
-    if facts.clock is not None:
-        facts.clock_later = await _doctor_measure.clock(asker)
 
 
 def trouble_of(error: BaseException, *, has_answered: bool) -> tuple[Trouble, str]:
@@ -89,6 +114,8 @@ def trouble_of(error: BaseException, *, has_answered: bool) -> tuple[Trouble, st
         return "connections-full", words
     if isinstance(error, AuthenticationError | ResponseError):
         return "login", words
+    if "CERTIFICATE_VERIFY_FAILED" in words:
+        return "certificate", words
     # A server that closes at once may want TLS; one that speaks HTTP answers with an H.
     is_strange = isinstance(error, InvalidResponse) or "closed by server" in words or "SSL" in words
     if is_strange and not has_answered:
@@ -98,9 +125,7 @@ def trouble_of(error: BaseException, *, has_answered: bool) -> tuple[Trouble, st
 
 async def _is_there(asker: Asker) -> None:
     """Raises for whatever would be said to every further question."""
-    pool = asker.redis.connection_pool
-    # Whatever is refused while it connects is about the user, or the database.
-    await pool.release(await pool.get_connection())  # type: ignore[no-untyped-call]
+    await asker.log_in()
     try:
         await asker.redis.execute_command("PING")  # type: ignore[no-untyped-call]
     except ResponseError as error:

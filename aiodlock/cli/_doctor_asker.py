@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from aiodlock.cli._doctor_facts import Facts, Plan, said
 
@@ -25,11 +26,11 @@ class Asker:
     """
 
     def __init__(self, url: str, plan: Plan, facts: Facts) -> None:
+        self._url = url
         self.plan = plan
         self.facts = facts
-        self.redis = _client(url, plan.request_timeout)
         # One that subscribes is another's connection, as with a lock.
-        self.listener = _client(url, plan.request_timeout)
+        self.redis, self.listener = self._clients()
         self.has_answered = False
         self._end = time.monotonic() + LIMIT_S
 
@@ -37,6 +38,35 @@ class Asker:
         """Go on only while there is time."""
         if time.monotonic() > self._end:
             raise OutOfTimeError
+
+    def _clients(self, **login: None) -> tuple[Redis, Redis]:
+        limit_s = self.plan.request_timeout
+        return _client(self._url, limit_s, **login), _client(self._url, limit_s, **login)
+
+    async def log_in(self) -> None:
+        """Connect as a lock does, by a handshake of its own; raises what is refused.
+
+        Where that is well, but the other handshake is not, no password is set: the one is borne
+        with a password all the same, the other is not.
+        """
+        as_locks = Redis.from_url(self._url)
+        _bound(as_locks, self.plan.request_timeout)
+        async with as_locks:
+            await _connect(as_locks)
+        try:
+            await _connect(self.redis)
+        except AuthenticationError:
+            await self.aclose()
+            self.redis, self.listener = self._clients(username=None, password=None)
+            await _connect(self.redis)
+
+    @contextlib.contextmanager
+    def noting(self, question: str) -> Iterator[None]:
+        """Note under *question* an answer of a shape that no Redis gives."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            self.facts.unseen[question] = f"an answer that no Redis gives: {error}"
 
     async def ask(self, question: str, *command: str | int) -> Any:
         """The reply to *command*; None where it is refused, which is noted under *question*."""
@@ -67,21 +97,34 @@ class OutOfTimeError(Exception):
     """The server answers, but so slowly that there was no time for all."""
 
 
-def _client(url: str, request_timeout: float) -> Redis:
+def _client(url: str, request_timeout: float, **login: None) -> Redis:
     redis = Redis.from_url(url)
-    # Whatever the URL says: our own bounds, and text that turns back into the same bytes.
+    _bound(redis, request_timeout)
+    # Whatever the URL says: text that turns back into the same bytes.
     redis.connection_pool.connection_kwargs.update(
-        socket_timeout=request_timeout,
-        socket_connect_timeout=request_timeout,
         decode_responses=True,
         encoding="utf-8",
         encoding_errors="surrogateescape",
         protocol=2,
         driver_info=None,
+        **login,
     )
     # As the server says it: redis-py would make numbers of ids.
     redis.response_callbacks.clear()
     return redis
+
+
+def _bound(redis: Redis, request_timeout: float) -> None:
+    # Whatever the URL says.
+    redis.connection_pool.connection_kwargs.update(
+        socket_timeout=request_timeout, socket_connect_timeout=request_timeout
+    )
+
+
+async def _connect(redis: Redis) -> None:
+    """Whatever is refused meanwhile is about the user, or the database."""
+    pool = redis.connection_pool
+    await pool.release(await pool.get_connection())  # type: ignore[no-untyped-call]
 
 
 def _put(pipe: Pipeline, command: tuple[str | int, ...]) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Trouble = Literal["unreachable", "not-redis", "login", "busy", "loading", "connections-full"]
+Trouble = Literal[
+    "unreachable", "not-redis", "certificate", "login", "busy", "loading", "connections-full"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Facts:
         unseen: By question, why the server did not answer it.
         clock, clock_later: Two readings, with all other questions between them.
         refused: By command, the words in which this user is forbidden what a lock needs.
+        failed: By commands that a lock needs, why they fail although they are allowed.
         write_trouble: Why the server takes no write from anybody, in its words; "": it does.
         message_delays_s: From publishing to hearing, each; None: not tried.
         message_trouble: Why messages do not come; "": they do.
@@ -91,6 +94,7 @@ class Facts:
     clock: Clock | None = None
     clock_later: Clock | None = None
     refused: dict[str, str] | None = None
+    failed: dict[str, str] = field(default_factory=dict)
     write_trouble: str | None = None
     message_delays_s: list[float] | None = None
     message_trouble: str = ""

@@ -26,6 +26,8 @@ _ASKED_FOR: Final = {
     "CONFIG GET": "how often it writes to disk, min-replicas-to-write, limits and timeouts",
     "CLUSTER INFO": "the state of the cluster, and which slots are served",
     "TIME": "its clock",
+    "PUBLISH": "whether waiters hear of hand-offs",
+    "TYPE": "what is left under the prefix",
     "PING": "how long an answer takes",
     "EVALSHA": "how long an answer takes",
     "SLOWLOG GET": "commands that kept it busy",
@@ -185,7 +187,9 @@ def _permissions(facts: Facts) -> _Part:
         yield "no-asking", "missing: +asking"
     if facts.write_trouble:
         yield "writes-refused", facts.write_trouble
-    if not refused and facts.write_trouble == "":
+    for commands, reason in facts.failed.items():
+        yield "commands-fail", f"{commands}: {reason}"
+    if not refused and not facts.failed and facts.write_trouble == "":
         yield "permissions", "all that a lock needs, and a key was written"
 
 

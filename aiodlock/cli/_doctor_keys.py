@@ -72,7 +72,7 @@ async def _judge(asker: Asker, keys: Sequence[str], left: Leftovers) -> bool:
     )
     refusals = [said(reply) for reply in replies if isinstance(reply, Exception)]
     if refusals:
-        asker.facts.unseen["SCAN"] = refusals[0]
+        asker.facts.unseen["TYPE"] = refusals[0]
         return False
     shape = re.compile(re.escape(asker.plan.prefix) + r"\{[^{}]+\}(:\w+)?", re.DOTALL)
     locks = []

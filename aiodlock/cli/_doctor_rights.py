@@ -59,10 +59,13 @@ async def try_all(asker: Asker) -> Sequence[str]:
     key, is_here = await _key(asker)
     tries = _TRIES + (_IN_A_CLUSTER if facts.is_clustered else ())
     commands = [tuple(key if word == "key" else word for word in one) for one in tries]
-    facts.refused = _refused(commands, await asker.ask_all(*commands), asker.plan.prefix)
+    replies = await asker.ask_all(*commands)
+    facts.refused = _refused(commands, replies, asker.plan.prefix)
     rules = facts.refused.keys()
     if is_here and not {"+set", "+del", f"~{asker.plan.prefix}*"} & rules:
         await _write(asker, key)
+    if is_here and not facts.write_trouble:
+        _note_failures(asker, commands, replies)
     by_script = {"+evalsha", "+eval", "+get", "+pttl", "+zcard", f"~{asker.plan.prefix}*"}
     if is_here and not by_script & rules:
         return ("EVALSHA", _SHA, "2", key, key)
@@ -96,6 +99,16 @@ def _refused(commands: list[tuple[str, ...]], replies: list[Any], prefix: str) -
             continue
         refused[_rule(command, words, prefix)] = words
     return refused
+
+
+def _note_failures(asker: Asker, commands: list[tuple[str, ...]], replies: list[Any]) -> None:
+    """Note what failed although it is not forbidden: some proxies know few commands."""
+    failed: dict[str, list[str]] = {}
+    for command, reply in zip(commands, replies, strict=True):
+        if isinstance(reply, Exception) and not isinstance(trouble(reply, ""), NotAllowedError):
+            failed.setdefault(said(reply), []).append(command[0])
+    for words, names in failed.items():
+        asker.facts.failed[", ".join(names)] = words
 
 
 def _rule(command: tuple[str, ...], words: str, prefix: str) -> str:
