@@ -280,6 +280,18 @@ def _watch_in_a_terminal(url: str) -> None:
     assert "and 6 more" in lines[-2]
 
 
+async def test_ls_watching_in_a_usual_terminal_shows_every_number_whole(
+    server: LockServer, locks: LockClient
+) -> None:
+    """80 columns, however long a name is."""
+    async with locks.lock("a") as one, locks.lock("n" * 400) as other:
+        with Terminal(server.url, "ls", "--watch", "0.1") as terminal:
+            seen = await asyncio.to_thread(terminal.until, lambda seen: seen.count("\x1b[H") >= 3)
+    for lease in (one, other):
+        assert f"{lease.fencing_token}\x1b[K" in seen
+    assert "nn> " in seen
+
+
 async def test_ls_watching_through_an_outage_goes_on(server: LockServer) -> None:
     """It says that what it shows is old."""
     with Terminal(server.url, "ls", "--watch", "0.1") as terminal:

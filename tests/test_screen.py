@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodlock.cli._screen import cut, harmless, padded, quoted, span, width
+from aiodlock.cli._screen import cut, harmless, padded, quoted, shortened, span, width
 from aiodlock.cli._table import Cell, table
 
 
@@ -77,6 +77,31 @@ def test_table_with_wide_characters_stays_aligned() -> None:
     rows = [[Cell("日本"), Cell("x")], [Cell("abcde"), Cell("x")]]
     lines = table(("a", "b"), rows, coloured=False)
     assert [width(line[: line.rindex(line[-1])]) for line in (lines[0], *lines[2:])] == [7, 7, 7]
+
+
+def test_table_without_room_cuts_the_head_and_what_may_be_cut() -> None:
+    """Never a number, and it says that something was cut."""
+    rows = [[Cell("a name that is long"), Cell("1796036624600362"), Cell("7")], [Cell("b")] * 3]
+    head = ("name", "fencing token of it", "queue")
+    fits, narrow = (
+        table(head, rows, coloured=False, columns=columns, may_cut=(0,)) for columns in (80, 40)
+    )
+    assert fits == table(head, rows, coloured=False)
+    assert narrow[0].split() == ["name", "fencing", "token", "o>", "queue"]
+    assert narrow[2] == "a name that is>  1796036624600362      7"
+    assert max(map(width, narrow)) <= 40
+
+
+def test_table_with_too_little_room_leaves_numbers_whole() -> None:
+    """The terminal is narrower than they are: who shows the line marks where it ends."""
+    rows = [[Cell("a name that is long"), Cell("1796036624600362")]]
+    (*_, line) = table(("name", "token"), rows, coloured=False, columns=20, may_cut=(0,))
+    assert line == "a name >  1796036624600362"
+
+
+def test_shortened_text_says_so() -> None:
+    """By its last sign."""
+    assert [shortened("1796036", columns) for columns in (6, 7)] == ["17960>", "1796036"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiodlock import ServerUnreachable
 from aiodlock.cli._connecting import shown, speak, urls_of
 from aiodlock.cli._operating import add_options, print_json, say, seconds
-from aiodlock.cli._screen import cut, harmless
+from aiodlock.cli._screen import harmless, shortened
 
 if TYPE_CHECKING:
     from aiodlock.cli._listing import Listing
@@ -122,7 +122,7 @@ async def _watch(site: Site, args: argparse.Namespace, ended: asyncio.Event) -> 
         if args.json:
             print_json(_as_json(listing, args) | {"trouble": trouble or None}, indent=None)
         else:
-            screen.show(_block(listing, trouble, args))
+            screen.show(_block(listing, trouble, args, screen.columns))
         # A large keyspace is searched for half of the time at most.
         await asyncio.sleep(max(args.watch, took))
         started = time.monotonic()
@@ -164,36 +164,45 @@ class _Screen:
         self._is_drawn_over = sys.stdout.isatty()
         self._is_first = True
 
+    @property
+    def columns(self) -> int | None:
+        """How wide a line may be; one column stays free, because a full line would wrap."""
+        return shutil.get_terminal_size().columns - 1 if self._is_drawn_over else None
+
     def show(self, block: list[str]) -> None:
         """Show *block*, in a terminal as much of it as fits."""
         if not self._is_drawn_over:
             print("\n".join([*block, ""]), flush=True)
             return
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = self.columns or 0, shutil.get_terminal_size().lines
         if len(block) > rows - 1:
             hidden = len(block) - (rows - 2)
             block = [*block[: rows - 2], f"... and {hidden} more: the terminal is too small"]
-        # Each line is overwritten and the rest of it erased, so that nothing flickers. One row and
-        # one column stay free, because a full one would scroll.
-        drawn = "".join(f"{cut(line, columns - 1)}\x1b[K\n" for line in block)
+        # Each line is overwritten and the rest of it erased, so that nothing flickers. One row
+        # stays free, because a full one would scroll.
+        drawn = "".join(f"{shortened(line, columns)}\x1b[K\n" for line in block)
         start = "\x1b[2J\x1b[H" if self._is_first else "\x1b[H"
         print(f"{start}{drawn}\x1b[J", end="", flush=True)
         self._is_first = False
 
 
-def _table(listing: Listing) -> list[str]:
+def _table(listing: Listing, columns: int | None = None) -> list[str]:
     from aiodlock.cli._table import table
-    from aiodlock.cli._telling import HEAD, row
+    from aiodlock.cli._telling import HEAD, MAY_CUT, row
 
-    return table(HEAD, [row(standing) for standing in listing.standings], coloured=False)
+    rows = [row(standing) for standing in listing.standings]
+    return table(HEAD, rows, coloured=False, columns=columns, may_cut=MAY_CUT)
 
 
-def _block(listing: Listing, trouble: str, args: argparse.Namespace) -> list[str]:
+def _block(
+    listing: Listing, trouble: str, args: argparse.Namespace, columns: int | None
+) -> list[str]:
     servers = ", ".join(map(shown, urls_of(args)))
     title = f"{time.strftime('%H:%M:%S')}  {servers}  {harmless(args.prefix + args.pattern)}"
+    told = _table(listing, columns)
     if trouble:
-        return [title, f"no answer now; what follows is old: {harmless(trouble)}", *_table(listing)]
-    return [title, *_missing(listing, args), *_table(listing)]
+        return [title, f"no answer now; what follows is old: {harmless(trouble)}", *told]
+    return [title, *_missing(listing, args), *told]
 
 
 def _missing(listing: Listing, args: argparse.Namespace) -> list[str]:

@@ -46,6 +46,11 @@ def cut(text: str, columns: int) -> str:
     return text
 
 
+def shortened(text: str, columns: int) -> str:
+    """*text*; where it does not fit into *columns*, as much of it as does, and `>`."""
+    return text if width(text) <= columns else cut(text, columns - 1) + ">"
+
+
 def span(seconds: float) -> str:
     """*seconds* for people: `0.4 s`, `4 min 12 s`, `3 h 5 min`, `2 d 7 h`."""
     if round(seconds, 1) < 60:

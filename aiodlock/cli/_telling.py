@@ -10,6 +10,8 @@ from aiodlock.cli._standing import Standing, Vote
 from aiodlock.cli._table import Cell, table
 
 HEAD: Final = ("name", "held as", "holder", "ttl left", "queue", "longest wait", "fencing token")
+MAY_CUT: Final = (HEAD.index("name"), HEAD.index("holder"))
+"""Where there is little room: a part of a number would be another one."""
 # Of the 32 digits of a client id: enough to tell clients apart, and to find one in a log.
 _DIGITS: Final = 8
 _UNKNOWN: Final = "unknown type"  # what lua/look.lua says
