@@ -291,7 +291,11 @@ def nodes(*changes: Change, count: int = 3) -> list[Facts]:
 FIRST = "redis://node-0:6379"
 
 # By kind: nodes that show it, and nodes that nearly do.
+SILENT = having(trouble=("unreachable", "refused"))
+
 QUORUMS: dict[str, tuple[list[Facts], list[Facts]]] = {
+    "no-majority": (nodes(SILENT, SILENT), nodes(SILENT)),
+    "nodes-missing": (nodes(SILENT), nodes(NOTHING)),
     "too-few-nodes": (nodes(count=2), nodes(count=3)),
     "even-nodes": (nodes(count=4), nodes(count=5)),
     "same-server": (nodes(NOTHING, info(run_id=FIRST)), nodes(info(run_id="x"), info(run_id="y"))),
@@ -317,10 +321,11 @@ def test_findings_between_nodes_name_the_fault(kind: str) -> None:
 
 
 def test_findings_between_good_nodes_say_what_they_bear() -> None:
-    """Unless one of them cannot be asked."""
+    """And how many more, where one of them cannot be asked."""
     (found,) = between(nodes(count=5))
     assert (found.kind.severity, found.text) == (Severity.OK, "5 nodes, bears the loss of 2")
-    assert between(nodes(having(trouble=("unreachable", "refused")))) == []
+    (found,) = between(nodes(SILENT, count=5))
+    assert found.text == "4 of 5 nodes are well: bears the loss of 1 more"
 
 
 @pytest.mark.parametrize("sync", ["everysec", "no", None])
@@ -460,8 +465,10 @@ def test_text_fits_into_80_columns_and_explains_the_worst_first(
 
 
 def test_text_of_several_servers_explains_a_kind_once() -> None:
-    """A table for each, one why."""
+    """A table for each, one why, and where it was found."""
     text = as_text(shown(config(timeout="5"), config(timeout="5")), PLAN, coloured=False)
+    places = {one.address for one in shown(NOTHING, NOTHING)}
+    assert f"\n  at   {', '.join(sorted(places))}\n" in text
     assert text.count("timeout 5 s") == 2
     assert text.count("note: idle-timeout (connections)") == 1
     assert text.count("what was seen") == 2

@@ -128,6 +128,7 @@ async def test_ls_of_names_that_are_free_lists_none_and_says_so(
         ("*", ["a[b]*", "a\\b", "job:1", "job:2", "{x}%"]),
         ("job:?", ["job:1", "job:2"]),
         ("job:[!1]", ["job:2"]),
+        ("job:[^1]", ["job:2"]),
         ("job:1", ["job:1"]),
         ("{*", ["{x}%"]),
         ("a[[]b]*", ["a[b]*"]),

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from aiodlock import _names
+from aiodlock._clock import TTL_MAX_S, TTL_MIN_S
 from aiodlock.cli import _connecting
 from aiodlock.cli._table import can_colour
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from aiodlock.cli._doctor_facts import Facts, Plan
     from aiodlock.cli._doctor_kinds import Finding
-
-_SHORTEST_S, _LONGEST_S = 0.01, 1e12  # what a lock may have
 
 
 def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,6 +50,7 @@ def _run(args: argparse.Namespace) -> int:
     # Here and not above: `--help` can do without redis-py.
     from aiodlock.cli import _doctor_show as show
     from aiodlock.cli._doctor_facts import Plan
+    from aiodlock.cli._doctor_kinds import Severity
 
     _connecting.speak(args)
     urls = _connecting.urls_of(args)
@@ -61,8 +61,10 @@ def _run(args: argparse.Namespace) -> int:
     found, code = asyncio.run(examined(urls, plan))
     if args.json:
         print(show.as_json(found, plan, code))
-    else:
-        print(show.as_text(found, plan, coloured=can_colour(sys.stdout)))
+        return code
+    told = [one for one in found if not args.quiet or one.kind.severity is not Severity.OK]
+    if told:
+        print(show.as_text(told, plan, coloured=can_colour(sys.stdout)))
     return code
 
 
@@ -98,6 +100,6 @@ def _ttl(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # also refuses nan
-        raise argparse.ArgumentTypeError(f"must be from {_SHORTEST_S:g} to {_LONGEST_S:g}")
+    if not TTL_MIN_S <= seconds <= TTL_MAX_S:  # also refuses nan
+        raise argparse.ArgumentTypeError(f"must be from {TTL_MIN_S:g} to {TTL_MAX_S:g}")
     return seconds

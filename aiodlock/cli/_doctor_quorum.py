@@ -12,12 +12,22 @@ from aiodlock.cli._doctor_kinds import KINDS, Finding
 
 def between(nodes: Sequence[Facts]) -> list[Finding]:
     """What keeps *nodes* from being a quorum of independent servers."""
-    parts = (_number, _pairs, _each)
+    parts = (_answering, _number, _pairs, _each)
     found = [Finding(KINDS[kind], text) for part in parts for kind, text in part(nodes)]
-    if found or any(node.trouble for node in nodes):
+    if found:
         return found
     bears = (len(nodes) - 1) // 2
     return [Finding(KINDS["quorum"], f"{len(nodes)} nodes, bears the loss of {bears}")]
+
+
+def _answering(nodes: Sequence[Facts]) -> Iterator[tuple[str, str]]:
+    answering = sum(not node.trouble for node in nodes)
+    majority = len(nodes) // 2 + 1
+    told = f"{answering} of {len(nodes)} nodes are well"
+    if answering < majority:
+        yield "no-majority", f"{told}, and a majority is {majority}"
+    elif answering < len(nodes):
+        yield "nodes-missing", f"{told}: bears the loss of {answering - majority} more"
 
 
 def _number(nodes: Sequence[Facts]) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,9 @@ def as_text(findings: Sequence[Finding], plan: Plan, *, coloured: bool) -> str:
     """A table for each server, then each kind that is not ok, with its why and remedy."""
     width = max(_NARROWEST, min(shutil.get_terminal_size((80, 24)).columns - 1, _WIDEST))
     lines: list[str] = []
-    for address in _in_order(finding.address for finding in findings):
+    addresses = _in_order(finding.address for finding in findings)
+    are_many = len(addresses) > 1
+    for address in addresses:
         here = [finding for finding in findings if finding.address == address]
         lines += [address or "all of them, as a quorum", ""]
         lines += table(_HEAD, list(_rows(here, width)), coloured=coloured)
@@ -37,7 +39,8 @@ def as_text(findings: Sequence[Finding], plan: Plan, *, coloured: bool) -> str:
     kinds = _in_order(finding.kind for finding in findings)
     for kind in sorted(kinds, key=lambda kind: kind.severity.rank, reverse=True):
         if kind.severity is not Severity.OK:
-            lines += _explained(kind, width)
+            places = [one.address for one in findings if one.kind is kind and one.address]
+            lines += _explained(kind, _in_order(places) if are_many else (), width)
     lines.append(_verdict(findings, plan))
     return "\n".join(lines)
 
@@ -85,9 +88,10 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
-def _explained(kind: Kind, width: int) -> list[str]:
+def _explained(kind: Kind, places: Sequence[str], width: int) -> list[str]:
     return [
         f"{kind.severity}: {kind.id} ({kind.check})",
+        *(_wrapped("at", ", ".join(places), width) if places else ()),
         *_wrapped("why", kind.why, width),
         *_wrapped("do", kind.remedy, width),
         f"  see  {kind.link}",

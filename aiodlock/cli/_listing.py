@@ -116,6 +116,7 @@ async def _find(
 
 
 def _matching(keys: Iterable[Any], prefix: str, pattern: str) -> set[str]:
+    pattern = pattern.replace("[^", "[!")  # As SCAN has it, and many a shell.
     names = (name_of(text(key), prefix) for key in keys)
     return {name for name in names if name is not None and fnmatch.fnmatchcase(name, pattern)}
 

@@ -46,7 +46,7 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         nargs="?",
         default="*",
         help="only names like this: * stands for any text, ? for one character, [abc] for one of"
-        " them; quote it from the shell. Default: all",
+        " them, [!abc] for any other; quote it from the shell. Default: all",
     )
     parser.add_argument(
         "--limit",
