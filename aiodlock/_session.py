@@ -200,13 +200,15 @@ class Session:
         await self._end_bodies(bodies)
         await self.background.drain()
         for lease in leases:
-            if not lease.is_gone:
+            if lease.is_gone:
+                continue
+            if lease.body_task is not None:  # Of the others it was said that releasing failed.
                 _log.warning(
                     "the client was closed; the lease of %r stands until its ttl is over",
                     lease.name,
                     extra=lease.log_fields,
                 )
-                lease._abandon()
+            lease._abandon()
         self._watchdogs.close()
         await self.store.aclose()
 

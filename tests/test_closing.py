@@ -1253,3 +1253,14 @@ asyncio.run(main())
 """
     ended = run_program(script, "-W", "ignore::DeprecationWarning")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+async def test_client_closed_without_a_server_says_once_that_a_lease_stands(
+    server: LockServer, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning for one fact."""
+    locks = make_client(request_timeout=0.2)
+    lease = await locks.lock("n").acquire()
+    server.kill()
+    await locks.aclose()
+    assert len([record for record in caplog.records if f"{lease.name!r}" in record.message]) == 1

@@ -530,6 +530,20 @@ async def test_run_leaves_no_guard_behind(server: LockServer) -> None:
         await running.family_gone()
 
 
+async def test_run_whose_guard_was_killed_says_so_once(server: LockServer) -> None:
+    """It goes on: nobody but us could end the command with us."""
+    async with Run(server.url, "-q", "n", "--", *FAMILY) as quiet:
+        await quiet.began()
+        quiet.process.terminate()
+        assert (await quiet.ended())[2] == ""
+    async with Run(server.url, "n", "--", *FAMILY) as running:
+        await running.began()
+        os.kill(os.getpgid(running.pids[0]), signal.SIGKILL)
+        assert "the command's guard was killed" in await running.told("guard")
+        running.process.terminate()
+        assert "guard" not in (await running.ended())[2]
+
+
 async def test_guard_outlives_the_signals_that_its_group_gets(server: LockServer) -> None:
     """A command that did not end of them still ends with us."""
     shell = "trap 'echo heard' HUP INT QUIT TERM; echo $$; while :; do sleep 0.01; done"

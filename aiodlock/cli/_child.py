@@ -14,7 +14,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Final, Self
 
-from aiodlock.cli._connecting import ExitCode, Failure
+from aiodlock.cli._connecting import ExitCode, Failure, log
 from aiodlock.cli._guard import kill_all
 from aiodlock.cli._signals import OF_COMMANDS, PERSONAL, Inbox
 from aiodlock.cli._terminal import Terminal, stop_with, talks_to_people
@@ -110,6 +110,7 @@ class Child:
         may_run: Callable[[], bool],
     ) -> None:
         self._group = guard.pid
+        self._is_guarded = True
         self._terminal = terminal
         self._inbox = inbox
         self._may_run = may_run
@@ -148,7 +149,8 @@ class Child:
         self._send(Signals.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, to the command and to all that are left of its group."""
+        """SIGKILL, to the command and to all that are left of its group, the guard among them."""
+        self._is_guarded = False
         if not self.ended.done():
             with contextlib.suppress(OSError):  # Of another user, by way of sudo.
                 kill_all(self._pid)
@@ -182,6 +184,14 @@ class Child:
         elif pid:
             code = os.waitstatus_to_exitcode(status)
             self.ended.set_result(code if code >= 0 else 128 - code)
+        else:
+            self._look_at_guard()
+
+    def _look_at_guard(self) -> None:
+        unseen = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Its number stays taken.
+        if self._is_guarded and os.waitid(os.P_PID, self._group, unseen):
+            self._is_guarded = False
+            log.warning("the command's guard was killed: if we are too, the command runs on")
 
     def _stopped(self, by: Signals) -> None:
         """As a shell expects it of its jobs; somebody's SIGSTOP is left to that somebody."""
