@@ -425,6 +425,7 @@ async def test_leftovers_are_named(redis: Redis, server: LockServer) -> None:
     await redis.zadd("aiodlock:{dead}:alive", {"w:1": 1})
     for key in ("aiodlock:{a-list}", "aiodlock:{dead}:queue", "aiodlock:{dead}:alive"):
         await redis.pexpire(key, 60_000)
+    await redis.set("aiodlock:{100%}", "x")  # As a name it would be written in another way.
     await redis.set("another:{no-ttl}", "x")
     told = await doctor(server.url)
     assert told.code == 1
@@ -433,11 +434,11 @@ async def test_leftovers_are_named(redis: Redis, server: LockServer) -> None:
         "not-a-lock": "1 of another type: aiodlock:{a-list}",
         "foreign-values": "2 of another library: aiodlock:{foreign}, aiodlock:{no-ttl}",
         "dead-queues": "1 queued for by the dead: aiodlock:{dead}:queue",
-        "strangers": "2 of no lock: aiodlock:stray, aiodlock:{odd}:gone",
+        "strangers": "3 of no lock: aiodlock:stray, aiodlock:{100%}, aiodlock:{odd}:gone",
     }
     assert {kind: told.bad[kind] for kind in expected} == expected
     assert "a-secret" not in told.output
-    assert len(await keys_of(server)) == 8
+    assert len(await keys_of(server)) == 9
 
 
 async def test_prefix_with_special_characters_means_itself(

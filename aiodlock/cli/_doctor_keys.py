@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from aiodlock import _names
 from aiodlock.cli._doctor_facts import Leftovers, said
+from aiodlock.cli._listing import literal, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ async def look(asker: Asker) -> None:
 
 async def _scan(asker: Asker) -> tuple[list[str], bool] | None:
     """Keys under the prefix, with whether these are all."""
-    pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", asker.plan.prefix) + "*"
+    pattern = literal(asker.plan.prefix) + "*"
     keys: set[str] = set()  # SCAN may name one twice.
     cursor, end = "0", time.monotonic() + _SCAN_S
     for _ in range(_STEPS):
@@ -74,20 +74,19 @@ async def _judge(asker: Asker, keys: Sequence[str], left: Leftovers) -> bool:
     if refusals:
         asker.facts.unseen["TYPE"] = refusals[0]
         return False
-    shape = re.compile(re.escape(asker.plan.prefix) + r"\{[^{}]+\}(:\w+)?", re.DOTALL)
     locks = []
     for key, type_, ttl_ms in zip(keys, replies, replies[len(keys) :], strict=False):
-        match = shape.fullmatch(key)
         if ttl_ms == -2:
             continue  # It has gone meanwhile.
-        if match is None or (match[1] or "") not in _TYPES:
+        suffix = key[key.rfind("}") + 1 :]
+        if suffix not in _TYPES or name_of(key.removesuffix(suffix), asker.plan.prefix) is None:
             left.strangers.append(key)
             continue
         if ttl_ms == -1:
             left.no_ttl.append(key)
-        if type_ not in _TYPES[match[1] or ""]:
+        if type_ not in _TYPES[suffix]:
             left.wrong_type.append(key)
-        elif match[1] is None and type_ == "string":
+        elif not suffix and type_ == "string":
             locks.append(key)
     await _find_foreign(asker, locks, left)
     return True

@@ -76,9 +76,13 @@ def name_of(key: str, prefix: str) -> str | None:
 
 def glob_of(prefix: str, pattern: str) -> str:
     """What SCAN is to match: the prefix, and the pattern as far as it has no sign of its own."""
-    literal = _MAGIC.split(pattern, maxsplit=1)[0]
-    whole = _names.keys(prefix, literal).lock.removesuffix("}")
-    return re.sub(r"([*?\[\]\\])", r"\\\1", whole) + "*"
+    begin = _MAGIC.split(pattern, maxsplit=1)[0]
+    return literal(_names.keys(prefix, begin).lock.removesuffix("}")) + "*"
+
+
+def literal(text: str) -> str:
+    """*text* as it stands, within a pattern of SCAN."""
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
 
 
 async def _search(
