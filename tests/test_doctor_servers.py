@@ -33,6 +33,8 @@ from tests.proxy import ChaosProxy
 from tests.topologies import ask, user
 from tests.until import until
 
+pytestmark = pytest.mark.deep
+
 SAFE = ("--appendonly", "yes", "--appendfsync", "always")
 """What makes a server good."""
 

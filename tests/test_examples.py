@@ -13,6 +13,8 @@ from aiodlock.testing import LockServer
 from tests.fencing_databases import Postgres, postgres_server
 from tests.programs import ROOT, output_of
 
+pytestmark = pytest.mark.deep
+
 EXAMPLES = ROOT / "docs/examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.py"))
 

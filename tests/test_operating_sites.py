@@ -26,6 +26,8 @@ from tests.runs import Run
 from tests.test_operating import names_of
 from tests.topologies import Cluster
 
+pytestmark = pytest.mark.deep
+
 # A cluster
 
 

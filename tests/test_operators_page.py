@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 
+import pytest
+
 from aiodlock.testing import LockServer
 from tests import operators_page, topologies
 from tests.test_operating import OPERATOR_PERMISSIONS
+
+pytestmark = pytest.mark.deep
 
 
 async def test_sessions_of_the_page_are_what_a_terminal_shows(server: LockServer) -> None:

@@ -23,6 +23,8 @@ from tests.steps import cancel_at_every_step
 from tests.test_processes import overlaps_of_the_living
 from tests.until import until
 
+pytestmark = pytest.mark.deep
+
 NAME = "reports"
 FAR_S = 20.0
 # What a request may take on a busy machine before it counts as unanswered.

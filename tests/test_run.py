@@ -32,6 +32,8 @@ from tests.quorums import Nodes
 from tests.runs import FAMILY, LIMIT_S, STUBBORN, Run, is_alive, run, state_of
 from tests.until import until
 
+pytestmark = pytest.mark.deep
+
 KEY = "aiodlock:{n}"
 TTL_S = 1.5
 # It tells the instants, on the clock that all processes of a machine share, for as long as it can.

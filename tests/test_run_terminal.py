@@ -19,6 +19,8 @@ from tests.keys import leftovers
 from tests.runs import state_of
 from tests.until import until
 
+pytestmark = pytest.mark.deep
+
 LIMIT_S = 30.0
 CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 RUN = (sys.executable, "-m", "aiodlock", "run")

@@ -15,6 +15,8 @@ from aiodlock.testing import LockServer
 from tests.crowd import Crowd, Order, permits_of
 from tests.until import until
 
+pytestmark = pytest.mark.deep
+
 WORKERS, TASKS = 3, 6
 TTL_S = 0.5
 KILL_EVERY_S = 1.5

@@ -12,6 +12,8 @@ from tests.mutants import function_mutant
 from tests.shared_model import _Shared
 from tests.simulation.shared import simulate_shared
 
+pytestmark = pytest.mark.deep
+
 SEEDS: Final = 120
 # Within so many seeds each mutant must be caught.
 SEEDS_OF_MUTANT: Final = 120

@@ -11,6 +11,8 @@ import conftest
 from aiodlock.testing import LockServer
 from tests.programs import Program, blocks_of, output_of
 
+pytestmark = pytest.mark.deep
+
 PAGE = "how-to/workers.md"
 WORK = "asyncio.sleep(0.1)"
 WORKERS = {
