@@ -23,6 +23,7 @@ from ._lock import (
     UNSET,
     Lock,
     LockOptions,
+    SharedOptions,
     Unset,
     checked_hold,
     checked_on_lost,
@@ -36,7 +37,6 @@ from ._readers import Reader, Writer
 from ._running import may_await, running_loop, running_task
 from ._semaphore import Semaphore, checked_permits
 from ._session import BODIES_S, Session
-from ._shared import SharedOptions
 from ._store._api import Store
 from ._template import Template
 from ._waiting import Backoff

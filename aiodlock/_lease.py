@@ -108,6 +108,11 @@ class Lease:
         return self._terms.ttl
 
     @property
+    def holder(self) -> str:
+        """Who holds, as it is shown to people: this client, `<label>:<client id>`."""
+        return _names.holder_in(self.owner_token)
+
+    @property
     def owner_token(self) -> str:
         """Proves ownership to Redis; unique to this acquisition."""
         return self._acquisition.token
@@ -358,11 +363,6 @@ class Lease:
     # From here on not for users: what `_session` and `_watchdog` do with it.
 
     @property
-    def lock_key(self) -> str:
-        """What tells its name from others, of other prefixes too."""
-        return self._acquisition.keys.lock
-
-    @property
     def access(self) -> _names.Access | None:
         """What it is for, where several may hold the name."""
         if self._acquisition.reads_only:
@@ -379,7 +379,7 @@ class Lease:
         """What records about it carry."""
         return {
             "lock_name": self.name,
-            "lock_holder": _names.holder_in(self.owner_token),
+            "lock_holder": self.holder,
             "lock_fencing_token": self._fencing_token,
         }
 

@@ -29,8 +29,8 @@ class Unset(enum.Enum):
 UNSET: Final = Unset.UNSET
 
 
-class LockOptions(TypedDict, total=False):
-    """The options of `LockClient.lock`."""
+class SharedOptions(TypedDict, total=False):
+    """The options of `LockClient.reader`, `writer` and `semaphore`."""
 
     ttl: float | None
     wait_timeout: float | Unset | None
@@ -38,6 +38,11 @@ class LockOptions(TypedDict, total=False):
     retry: Backoff | None
     on_lost: Literal["cancel", "raise"]
     max_hold: float | None
+
+
+class LockOptions(SharedOptions, total=False):
+    """The options of `LockClient.lock`."""
+
     reentrant: bool
     hold_at_least: float | None
 

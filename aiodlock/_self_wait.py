@@ -36,18 +36,15 @@ def check_leaves_room(
     Raises:
         RuntimeError: It would wait for itself, for ever.
     """
-    key = acquisition.keys.lock
-    own = [
-        lease for lease in leases if lease.lock_key == key and _lasts_while_it_waits(lease, task)
-    ]
+    name = acquisition.name
+    own = [lease for lease in leases if lease.name == name and _lasts_while_it_waits(lease, task)]
     tokens = [acquisition.token, *(lease.owner_token for lease in own)]
     if not own or len(own) < min(map(_names.limit_of, tokens)):
         return
     access = own[0].access
     advice = _ADVICE.get((access, _names.access_of(acquisition.token)), "enter once")
     raise RuntimeError(
-        f"this task holds {acquisition.name!r} already ({access}), so that it would wait for "
-        f"itself: {advice}"
+        f"this task holds {name!r} already ({access}), so that it would wait for itself: {advice}"
     )
 
 

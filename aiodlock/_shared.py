@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypedDict
+from typing import NamedTuple
 
 from . import _names
-from ._lock import Lock, LockInfo, Unset, described
+from ._lock import Lock, LockInfo, described
 from ._names import Access
-from ._waiting import Backoff
-
-
-class SharedOptions(TypedDict, total=False):
-    """The options of `LockClient.reader`, `writer` and `semaphore`; as those of `lock`."""
-
-    ttl: float | None
-    wait_timeout: float | Unset | None
-    auto_extend: bool
-    retry: Backoff | None
-    on_lost: Literal["cancel", "raise"]
-    max_hold: float | None
 
 
 class Holder(NamedTuple):

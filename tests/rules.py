@@ -2434,7 +2434,7 @@ _SEVERAL_HOLDERS: Final = (
                 Line(
                     _self_wait,
                     "check_leaves_room",
-                    "lease.lock_key == key and ",
+                    "lease.name == name and ",
                     "",
                 ),
                 f"{_READ}task_that_reads_one_name_may_wait_to_write_another",

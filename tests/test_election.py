@@ -95,9 +95,7 @@ async def test_lock_and_election_of_one_name_exclude_each_other(
                 pytest.fail("leads twice")
         assert term.is_leading
     async with others.lock("n") as lease:
-        assert await locks.election("n").leader() == Leader(
-            lease.owner_token.rpartition(":")[0], lease.fencing_token
-        )
+        assert await locks.election("n").leader() == Leader(lease.holder, lease.fencing_token)
         with pytest.raises(LockTimeout):
             async with locks.election("n", wait_timeout=0.05):
                 pytest.fail("elected")

@@ -48,7 +48,7 @@ async def test_log_of_a_lost_lease_says_which_and_why(
     (record,) = records
     assert fields(record) == {
         "lock_name": "x",
-        "lock_holder": lease.owner_token.rpartition(":")[0],
+        "lock_holder": lease.holder,
         "lock_fencing_token": lease.fencing_token,
         "lock_reason": "EXPIRED",
     }
@@ -84,7 +84,7 @@ async def test_log_of_a_release_that_failed_says_of_which_lease(
         (record,) = [record for record in records if "release of" in record.message]
     assert fields(record) == {
         "lock_name": "x",
-        "lock_holder": lease.owner_token.rpartition(":")[0],
+        "lock_holder": lease.holder,
         "lock_fencing_token": lease.fencing_token,
     }
 
@@ -161,7 +161,7 @@ async def test_log_at_debug_has_each_state_of_an_acquisition(
     assert ours[1] == {
         "lock_name": "x",
         "lock_kind": "lock",
-        "lock_holder": lease.owner_token.rpartition(":")[0],
+        "lock_holder": lease.holder,
         "lock_fencing_token": ours[1]["lock_fencing_token"],
         "lock_acquisition": ours[0]["lock_acquisition"],
         "lock_waited": ours[1]["lock_waited"],

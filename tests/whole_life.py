@@ -28,7 +28,7 @@ async def whole_life(url: str) -> dict[str, object]:
             try:
                 await others.lock("life").acquire(wait_timeout=0.05)
             except LockTimeout as timeout:
-                seen["in the way"] = timeout.holder == lease.owner_token.rpartition(":")[0]
+                seen["in the way"] = timeout.holder == lease.holder
             waiting = asyncio.create_task(others.lock("life").acquire())
             cancelled = asyncio.create_task(others.lock("life").acquire())
             await until(functools.partial(two_wait, lock))

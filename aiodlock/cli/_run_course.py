@@ -17,7 +17,6 @@ from aiodlock import (
     LockError,
     LockTimeout,
     LostReason,
-    _names,
 )
 from aiodlock.cli._child import Child, running
 from aiodlock.cli._connecting import ExitCode, failure_of, log
@@ -123,7 +122,7 @@ def _told(lease: Lease) -> dict[str, str]:
     return {
         "AIODLOCK_NAME": lease.name,
         "AIODLOCK_FENCING_TOKEN": str(lease.fencing_token),
-        "AIODLOCK_HOLDER": _names.holder_in(lease.owner_token),
+        "AIODLOCK_HOLDER": lease.holder,
     }
 
 
