@@ -88,10 +88,10 @@ class Instance:
         return cls(order, process)
 
     async def kill(self) -> list[Run]:
-        """SIGKILL; what it ran."""
+        """SIGKILL; what it ran, but for a line that it had not ended."""
         self._process.kill()
         output, _ = await self._process.communicate()
-        lines = [line.split() for line in output.decode().splitlines()]
+        lines = [line.split() for line in output.decode().split("\n")[:-1]]
         return [Run(int(tick), float(asked), float(got)) for tick, asked, got in lines]
 
 

@@ -41,6 +41,8 @@ _Answer: TypeAlias = "list[Any] | LockError | NoAnswer"
 
 # Between two rounds of what is asked until it is answered.
 _PAUSE_S: Final = 0.05
+# What is left for a round, and less, is given to it as a whole.
+_TRY_S: Final = 0.3
 
 
 class QuorumStore:
@@ -415,8 +417,9 @@ async def _insist(ask: Callable[..., Awaitable[_T]], within: float) -> _T:
     """The first answer; bounded by *within* seconds, of which each try has half of what is left."""
     ends_at = _clock.now() + within
     while True:
+        left = ends_at - _clock.now()
         try:
-            return await ask(within=(ends_at - _clock.now()) / 2)
+            return await ask(within=left if left < _TRY_S else left / 2)
         except NoAnswer:
             if _clock.now() + _PAUSE_S >= ends_at:
                 raise

@@ -126,7 +126,7 @@ _OF_CODE: Final = (
         "fencing without a second round",
         QuorumStore,
         "acquire",
-        "await self._confirm(ballot, ttl_ms, until - _clock.now())",
+        "await self._confirm(ballot, ttl_ms, within=until - _clock.now())",
         "deadline",
     ),
     changed(
