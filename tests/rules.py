@@ -1417,7 +1417,7 @@ _CANCELLATION: Final = (
         "A running body loses its lease.",
         (
             Proof(
-                Line(Session, "close", "lease._lose(LostReason.CLOSED, tell_body", "dict(tell_body"),
+                Line(Session, "close", "lease._lose(LostReason.CLOSED, tell", "dict(tell"),
                 "tests/test_closing.py::"
                 "test_client_that_is_closed_tells_everybody_and_leaves_nothing",
             ),
