@@ -194,7 +194,7 @@ class Lock:
 
         Cancellation: it may be broken or not.
         """
-        self._check_fencing_token(fencing_token)
+        check_fencing_token(fencing_token)
         standing = await self._inspect()
         if standing.value is None:
             return False
@@ -228,10 +228,6 @@ class Lock:
             retry=self._retry,
             tail=self._tail,
         )
-
-    def _check_fencing_token(self, fencing_token: object) -> None:
-        if fencing_token is not None and type(fencing_token) is not int:
-            raise TypeError(f"fencing_token must be an int or None; got {fencing_token!r}")
 
     async def _break(self, standing: str) -> bool:
         value = _names.read_value(standing)
@@ -332,6 +328,12 @@ def _holder(value: str | None) -> str | None:
 
 def _ttl_left(ttl_left_ms: int) -> float | None:
     return ttl_left_ms / 1000 if ttl_left_ms >= 0 else None
+
+
+def check_fencing_token(fencing_token: object) -> None:
+    """Return if it is one, or None."""
+    if fencing_token is not None and type(fencing_token) is not int:
+        raise TypeError(f"fencing_token must be an int or None; got {fencing_token!r}")
 
 
 def checked_wait(wait_timeout: object) -> float | None:

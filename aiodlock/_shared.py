@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _names
-from ._lock import Lock, LockInfo, described
+from ._lock import Lock, LockInfo, check_fencing_token, described
 from ._names import Access
 
 
@@ -99,7 +99,7 @@ class Shared(Lock):
 
         Cancellation: some may be broken.
         """
-        self._check_fencing_token(fencing_token)
+        check_fencing_token(fencing_token)
         standing = await self._inspect()
         broken = [
             await self._break(holding.value)
